@@ -1,0 +1,385 @@
+"""What a run is made of: frozen dataclasses with a range beside every field, presets, TOML."""
+
+import dataclasses
+import difflib
+import json
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lowgpu_kernels.dims import FLAG, SEED, Choice, Float, Int
+
+WIDEST, DEEPEST = 512, 7
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be used: one sentence with its name, what was wanted and what came."""
+
+
+@dataclass(frozen=True)
+class Widths:
+    """A parameter that is a list of hidden widths, each a multiple of 8."""
+
+    def __call__(self, name, value):
+        if not isinstance(value, (list, tuple)):
+            raise TypeError(f"{name} must be {self}, got {value!r}")
+        whole = all(isinstance(w, int) and not isinstance(w, bool) for w in value)
+        inside = whole and all(8 <= w <= WIDEST and w % 8 == 0 for w in value)
+        if not inside or not 1 <= len(value) <= DEEPEST:
+            raise ValueError(f"{name} must be {self}, got {list(value)!r}")
+        return tuple(value)
+
+    def __repr__(self):
+        return f"a list of 1 to {DEEPEST} multiples of 8 in [8, {WIDEST}]"
+
+
+@dataclass(frozen=True)
+class Text:
+    """A parameter that is any text on one line."""
+
+    def __call__(self, name, value):
+        if not isinstance(value, str):
+            raise TypeError(f"{name} must be {self}, got {type(value).__name__}")
+        if not value.isprintable():
+            raise ValueError(f"{name} must be {self}, got {value!r}")
+        return value
+
+    def __repr__(self):
+        return "text on one line"
+
+
+class Section:
+    """A group of settings; every field's annotation is the range that its value is checked with."""
+
+    def __post_init__(self):
+        for setting in dataclasses.fields(self):
+            kind, value = setting.type, getattr(self, setting.name)
+            if isinstance(kind, type):
+                if not isinstance(value, kind):
+                    raise ConfigError(f"{setting.name} must be a table, got {value!r}")
+                continue
+            try:
+                checked = kind(setting.name, value)
+            except (TypeError, ValueError) as error:
+                raise ConfigError(str(error)) from None
+            # Float and Int give the kernel's width; a config keeps the number that was written.
+            plain = {Float: float, Int: int}.get(type(kind))
+            object.__setattr__(self, setting.name, plain(value) if plain else checked)
+
+
+@dataclass(frozen=True)
+class PPOConfig(Section):
+    """The settings of PPO.
+
+    Args:
+        total_steps: env steps to train for, rounded up to whole rollouts of envs * rollout_steps.
+        seed: of the initial parameters and of every draw in training.
+        envs: environments stepped side by side.
+        rollout_steps: steps of each environment an iteration.
+        epochs: passes over a rollout.
+        minibatches: parts of a pass; they divide envs * rollout_steps.
+        gamma: discount per step.
+        lam: mixing of n-step returns in the advantage.
+        clip: how far the probability ratio moves the policy's loss.
+        value_clip: how far a new value moves the value's loss from the old one; 0 is no limit.
+        value_weight: weight of the value's loss.
+        entropy_weight: weight of the entropy bonus.
+        lr: Adam's learning rate at the start.
+        anneal: whether lr falls linearly to 0 over the run, once an iteration.
+        beta1, beta2, eps: Adam's other constants.
+        max_norm: largest norm of a gradient; longer ones are scaled down. 0 is no limit.
+        hidden: widths of the hidden layers.
+        activation: after every hidden layer.
+        shared: one trunk for policy and value, or two networks of the same widths.
+        precision: of network inputs and products; parameters and Adam are float32 in both.
+        checkpoints: how many checkpoints a run writes, at equal distances, the last at its end.
+
+    Raises:
+        ConfigError: a value of another type or outside its range; minibatches that do not divide
+            the rollout.
+
+    Source: Schulman et al. 2017 (arXiv:1707.06347); names after Huang et al. 2022, "The 37
+    implementation details of proximal policy optimization".
+    """
+
+    total_steps: Int(1, 2**50) = 500_000
+    seed: SEED = 0
+    envs: Int(1, 2**22) = 4
+    rollout_steps: Int(1, 2**16) = 128
+    epochs: Int(1, 1000) = 4
+    minibatches: Int(1, 2**20) = 4
+    gamma: Float(0, 1) = 0.99
+    lam: Float(0, 1) = 0.95
+    clip: Float(0, 10, above=True) = 0.2
+    value_clip: Float(0, 1e30) = 0.2
+    value_weight: Float(0, 1e6) = 0.5
+    entropy_weight: Float(0, 1e6) = 0.01
+    lr: Float(0, 1, above=True) = 2.5e-4
+    anneal: FLAG = True
+    beta1: Float(0, 0.999999) = 0.9
+    beta2: Float(0, 0.999999) = 0.999
+    eps: Float(0, 1, above=True) = 1e-5
+    max_norm: Float(0, 1e30) = 0.5
+    hidden: Widths() = (64, 64)
+    activation: Choice("tanh", "relu") = "tanh"
+    shared: FLAG = False
+    precision: Choice("float32", "bfloat16") = "float32"
+    checkpoints: Int(1, 2**20) = 20
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.batch > 2**31 - 1:
+            raise ConfigError(
+                f"envs * rollout_steps must be below 2^31, got {self.envs} * {self.rollout_steps}"
+            )
+        if self.batch % self.minibatches:
+            raise ConfigError(
+                f"minibatches must divide envs * rollout_steps = {self.batch}, "
+                f"got {self.minibatches}"
+            )
+        if self.iterations * self.updates > 2**31 - 1:
+            raise ConfigError(
+                f"a run has below 2^31 updates, got {self.iterations} iterations of "
+                f"{self.updates}; give fewer total_steps or larger minibatches"
+            )
+
+    @property
+    def batch(self):
+        """Transitions of a rollout."""
+        return self.envs * self.rollout_steps
+
+    @property
+    def minibatch(self):
+        """Transitions of a minibatch."""
+        return self.batch // self.minibatches
+
+    @property
+    def iterations(self):
+        """Rollouts of the run: total_steps / batch, rounded up."""
+        return -(-self.total_steps // self.batch)
+
+    @property
+    def updates(self):
+        """Adam steps of an iteration."""
+        return self.epochs * self.minibatches
+
+
+@dataclass(frozen=True)
+class MarketConfig(Section):
+    """The market environment and its data.
+
+    Args:
+        cost: paid for each unit of position changed, as a share of the position's value.
+        reward_scale: what per-bar returns are multiplied by to make rewards.
+        episode: bars of a training episode.
+        train, validation: shares of the time span that the splits take, in this order; the rest
+            is the test split.
+    """
+
+    cost: Float(0, 1) = 1e-4
+    reward_scale: Float(0, 1e6, above=True) = 100.0
+    episode: Int(2, 2**30) = 512
+    train: Float(0, 1, above=True) = 0.7
+    validation: Float(0, 1, above=True) = 0.1
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not self.train + self.validation < 1:
+            raise ConfigError(
+                "train + validation must be below 1, so that a test split is left, "
+                f"got {self.train:g} + {self.validation:g}"
+            )
+
+
+@dataclass(frozen=True)
+class CartPoleConfig(Section):
+    """The cart-pole environment.
+
+    Args:
+        max_steps: steps after which an episode ends.
+        limit_terminates: whether that end is a termination; it is a truncation otherwise.
+        episodes: greedy episodes that an evaluation plays.
+    """
+
+    max_steps: Int(1, 2**30) = 500
+    limit_terminates: FLAG = False
+    episodes: Int(1, 2**20) = 100
+
+
+@dataclass(frozen=True)
+class Config(Section):
+    """A run: what is trained, on what, where, and how.
+
+    Args:
+        env: name of the environment.
+        algo: name of the trainer.
+        device: where it runs.
+        data: path of a file of bars; empty for the built-in sample. Market only.
+    """
+
+    env: Choice("market", "cartpole") = "market"
+    algo: Choice("ppo") = "ppo"
+    device: Choice("cpu", "cuda") = "cpu"
+    data: Text() = ""
+    ppo: PPOConfig = field(default_factory=PPOConfig)
+    market: MarketConfig = field(default_factory=MarketConfig)
+    cartpole: CartPoleConfig = field(default_factory=CartPoleConfig)
+
+
+_MARKET = {"gamma": 0.99, "lr": 3e-4, "activation": "relu", "shared": True}
+
+# Settings by environment and device. CartPole's are CleanRL's ppo.py on both devices; the market
+# has a small and a large size.
+PRESETS = {
+    ("cartpole", "cpu"): {"cartpole": {"limit_terminates": True}},
+    ("cartpole", "cuda"): {"cartpole": {"limit_terminates": True}},
+    ("market", "cpu"): {
+        "ppo": _MARKET
+        | {"total_steps": 500_000, "envs": 16, "rollout_steps": 128, "hidden": [64, 64]}
+    },
+    ("market", "cuda"): {
+        "ppo": _MARKET
+        | {
+            "total_steps": 50_000_000,
+            "envs": 4096,
+            "rollout_steps": 64,
+            "minibatches": 32,
+            "hidden": [256, 128, 64],
+            "precision": "bfloat16",
+        }
+    },
+}
+
+
+def nearest(name, known):
+    """A hint that names the known key nearest to a mistyped one, or lists all of them."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
+
+
+def merge(*layers):
+    """Nested dictionaries into one; what comes later wins."""
+    merged = {}
+    for layer in layers:
+        for key, value in layer.items():
+            if isinstance(value, dict) and isinstance(merged.get(key), dict):
+                value = merge(merged[key], value)
+            merged[key] = value
+    return merged
+
+
+def from_dict(values, kind=Config, where=""):
+    """A checked Config of nested dictionaries, as read from TOML.
+
+    Args:
+        values: settings by name; sections are dictionaries. What is left out has its default.
+
+    Returns:
+        The Config.
+
+    Raises:
+        ConfigError: an unknown name, with the nearest known one; a value out of range.
+    """
+    known = {setting.name: setting.type for setting in dataclasses.fields(kind)}
+    given = {}
+    for name, value in values.items():
+        if name not in known:
+            raise ConfigError(f"{where}{name} is no setting; {nearest(name, list(known))}")
+        section = isinstance(known[name], type) and isinstance(value, dict)
+        given[name] = from_dict(value, known[name], f"{where}{name}.") if section else value
+    try:
+        return kind(**given)
+    except ConfigError as error:
+        raise ConfigError(f"{where}{error}") from None
+
+
+def to_dict(config):
+    """The nested dictionaries that `from_dict` makes the same Config of."""
+    return {
+        name: to_dict(value) if isinstance(value, Section) else value
+        for name, value in vars(config).items()
+    }
+
+
+def setting(text):
+    """One `name=value` of the command line as nested dictionaries.
+
+    The name may be left without its section where only one section has it. The value is TOML, or
+    plain text where it is no TOML.
+    """
+    name, equals, value = text.partition("=")
+    name = name.strip()
+    if not equals or not name:
+        raise ConfigError(f"a setting is name=value, got {text!r}")
+    try:
+        value = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = value.strip()
+    if "." in name or name in _top_level():
+        sections, _, last = name.rpartition(".")
+    else:
+        homes = [s for s, kind in _sections().items() if name in _names(kind)]
+        if len(homes) != 1:
+            everything = [n for kind in _sections().values() for n in _names(kind)]
+            hint = f"write {' or '.join(f'{h}.{name}' for h in homes)}" if homes else None
+            raise ConfigError(
+                f"{name} is {'in several sections' if homes else 'no setting'}; "
+                f"{hint or nearest(name, [*_top_level(), *everything])}"
+            )
+        sections, last = homes[0], name
+    nested = {last: value}
+    for section in reversed(sections.split(".") if sections else []):
+        nested = {section: nested}
+    return nested
+
+
+def _names(kind):
+    return [s.name for s in dataclasses.fields(kind)]
+
+
+def _sections():
+    return {s.name: s.type for s in dataclasses.fields(Config) if isinstance(s.type, type)}
+
+
+def _top_level():
+    return [s.name for s in dataclasses.fields(Config) if not isinstance(s.type, type)]
+
+
+def to_toml(values):
+    """Nested dictionaries of text, numbers, flags and lists as TOML that reads back equal."""
+    lines = [f"{k} = {_toml(v)}" for k, v in values.items() if not isinstance(v, dict)]
+    for name, section in values.items():
+        if isinstance(section, dict):
+            lines += ["", f"[{name}]", *(f"{k} = {_toml(v)}" for k, v in section.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value):
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, str):
+        # JSON's escapes are TOML's, but TOML wants DEL escaped too.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_toml, value))}]"
+    raise AssertionError(f"no TOML for {value!r}")
+
+
+def read_toml(path):
+    """Nested dictionaries of a TOML file.
+
+    Raises:
+        ConfigError: a file that cannot be read, is larger than 1 MB, or is no TOML.
+    """
+    try:
+        raw = Path(path).read_bytes() if Path(path).stat().st_size <= 2**20 else None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {getattr(error, 'strerror', error)}") from None
+    if raw is None:
+        raise ConfigError(f"{path} is larger than 1 MB and is no config")
+    try:
+        return tomllib.loads(raw.decode("utf-8"))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path} is no TOML: {error}") from None

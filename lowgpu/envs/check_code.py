@@ -1,0 +1,125 @@
+"""What check_env reads of an env without running it: names, types and machine code."""
+
+import importlib.util
+import linecache
+import re
+from types import ModuleType
+
+import numpy as np
+
+from lowgpu_kernels import device, launch
+from lowgpu_kernels.compile import ARCHITECTURES, disassemble
+from lowgpu_kernels.ops.rollout import env_step, observe, reset
+from lowgpu_kernels.ops.rollout.cpu_env import compiled
+
+FLOAT64 = re.compile(r"\b(D(?:ADD|MUL|FMA|SETP|MNMX)|MUFU\.\w*64H?|[IF]2F\.F64\S*|F2F\.\w+\.F64)\b")
+# Division in float32 keeps a call for denormal operands; it is the compiler's own.
+CALL = re.compile(r"\bCALL\.(?!.*__cuda_sm).*")
+
+
+class EnvError(ValueError):
+    """An env breaks the contract; the message says which function, and what to write instead."""
+
+
+def check_globals(env, name, function, seen=()):
+    """Refuse names outside the function whose value a compiled copy would not see change."""
+    code = function.__code__
+    cells = (c.cell_contents for c in function.__closure__ or ())
+    outside = dict(zip(code.co_freevars, cells))
+    outside |= {n: function.__globals__[n] for n in code.co_names if n in function.__globals__}
+    for called, value in outside.items():
+        if hasattr(value, "py_func") and value not in seen:
+            check_globals(env, name, value.py_func, (*seen, value))
+        elif not (callable(value) or isinstance(value, (ModuleType, np.generic, int, float))):
+            raise EnvError(
+                f"{env.name}: {name} reads the global {called}, a {type(value).__name__}, which "
+                "compiling freezes: make it a state field, a series or a number"
+            )
+
+
+def check_types(env, name, function):
+    try:
+        dispatcher = compiled(function, name)
+    except Exception as error:
+        raise EnvError(f"{env.name}: {name} does not compile: {error}") from error
+    for overload in dispatcher.overloads.values():
+        found = _float64_in(overload.type_annotation)
+        if found is not None:
+            raise EnvError(f"{env.name}: {name} computes in float64 {found}")
+
+
+def _float64_in(typed, seen=()):
+    """Where a typed function computes in float64 and what to write instead, or None."""
+    from numba import types
+    from numba.core import ir
+
+    assigned = [
+        s for block in typed.blocks.values() for s in block.body if isinstance(s, ir.Assign)
+    ]
+    values = {s.target.name: s.value for s in assigned}
+    for statement in assigned:
+        expression = statement.value
+        signature = typed.calltypes.get(expression) if isinstance(expression, ir.Expr) else None
+        if signature is None:
+            continue
+        called = typed.typemap.get(expression.func.name) if expression.op == "call" else None
+        if isinstance(called, types.NumberClass) and called.instance_type != types.float64:
+            continue  # f32(0.5) is how a literal gets its width
+        if types.float64 in (*signature.args, signature.return_type):
+            operands = [values.get(v.name) for v in expression.list_vars()]
+            return f"at {_line(statement.loc)}: {_remedy(operands)}"
+        if isinstance(called, types.Dispatcher) and called not in seen:
+            inner = called.dispatcher.overloads.get(tuple(signature.args))
+            found = inner and _float64_in(inner.type_annotation, (*seen, called))
+            if found:
+                return found
+    return None
+
+
+def _line(where):
+    text = linecache.getline(where.filename, where.line).strip()
+    return f"line {where.line}" + (f", `{text}`" if text else "")
+
+
+def _remedy(operands):
+    for operand in operands:
+        value = getattr(operand, "value", None)
+        if isinstance(value, float):  # np.float64 is one too
+            name = getattr(operand, "name", None)
+            if name is not None:
+                return f"write {name} = f32({float(value)!r}), a bare {float(value)!r} is float64"
+            return f"write f32({value!r}): a bare {value!r} is float64"
+    return "give its operands a width with f32(...): int / int is float64"
+
+
+def check_machine_code(env):
+    """Compile for every architecture and look; returns what was compiled for, and if it was seen."""
+    if device.cuda is None or launch.simulated() or importlib.util.find_spec("cuda.core") is None:
+        return (), False
+    kernels = {
+        "reset": reset.kernel_of(env),
+        "step": env_step.kernel_of(env),
+        "observe or table_row": observe.kernel_of(env, "float32"),
+    }
+    seen = True
+    for architecture in ARCHITECTURES.values():
+        for name, kernel in kernels.items():
+            try:
+                code = disassemble(kernel.binary(architecture))
+            except FileNotFoundError:
+                seen = False
+                continue
+            except Exception as error:
+                raise EnvError(f"{env.name}: does not compile for a GPU: {error}") from error
+            float64, call = FLOAT64.search(code), CALL.search(code)
+            if float64:
+                raise EnvError(
+                    f"{env.name}: {name} computes in float64 on {architecture} ({float64[0]}): "
+                    "write f32(0.5), a bare 0.5 is float64"
+                )
+            if call:
+                raise EnvError(
+                    f"{env.name}: {name} leaves a call in its {architecture} code ({call[0].strip()})"
+                    ": write recursion as a loop, and helpers with lowgpu_kernels.device.scalar"
+                )
+    return tuple(ARCHITECTURES.values()), seen
