@@ -7,6 +7,8 @@ import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from lowgpu_kernels.dims import FLAG, SEED, Choice, Float, Int
 
 WIDEST, DEEPEST = 512, 7
@@ -102,7 +104,7 @@ class PPOConfig(Section):
     implementation details of proximal policy optimization".
     """
 
-    total_steps: Int(1, 2**50) = 500_000
+    total_steps: Int(1, 2**50, np.int64) = 500_000
     seed: SEED = 0
     envs: Int(1, 2**22) = 4
     rollout_steps: Int(1, 2**16) = 128

@@ -28,6 +28,22 @@ class Buffer(NamedTuple):
         return self.shape[0]
 
 
+class _Foreign(NamedTuple):
+    """A stream's address as the CUDA stream protocol spells it."""
+
+    address: int
+
+    def __cuda_stream__(self):
+        return 0, self.address
+
+
+def on_stream(address):
+    """CuPy's context of working on a stream that somebody else owns."""
+    import cupy
+
+    return cupy.cuda.Stream.from_external(_Foreign(address))
+
+
 def absent(like, rank):
     """What a Numba kernel is given for an array that was left out: no elements, `like`'s type."""
     shape = (0,) * rank
@@ -81,7 +97,7 @@ class _CuPy(_NumPy):
     def empty(self, shape, dtype, like, stream):
         import cupy
 
-        with like.device, cupy.cuda.ExternalStream(stream, like.device.id):
+        with like.device, on_stream(stream):
             return cupy.empty(shape, dtype)
 
     def current_stream(self, like):
@@ -142,7 +158,7 @@ class _Jax(_NumPy):
         import cupy
 
         # Asking for the capsule with our stream makes that stream wait for what computes the array.
-        with cupy.cuda.ExternalStream(stream):
+        with on_stream(stream):
             taken = cupy.from_dlpack(
                 array.view("uint16") if array.dtype.name == "bfloat16" else array
             )
@@ -154,7 +170,7 @@ class _Jax(_NumPy):
             return np.empty(shape, dtype)
         import cupy
 
-        with cupy.cuda.ExternalStream(stream):
+        with on_stream(stream):
             return cupy.empty(shape, dtype)
 
     def wrap(self, array, stream):
@@ -162,10 +178,8 @@ class _Jax(_NumPy):
 
         if isinstance(array, np.ndarray):
             return jax.numpy.asarray(array)
-        import cupy
-
         # JAX asks for a capsule on its own stream, which then waits for CuPy's current one: ours.
-        with cupy.cuda.ExternalStream(stream):
+        with on_stream(stream):
             if array.dtype.name == "bfloat16":
                 return jax.dlpack.from_dlpack(array.view("uint16")).view("bfloat16")
             return jax.dlpack.from_dlpack(array)

@@ -103,8 +103,12 @@ class NumbaKernel:
         return _numba(self.function, self.types, self.threads, architecture)
 
 
+@functools.cache
 def cuda_c(path, entry, linked=(), **macros):
-    """A CudaC whose macros are LG_<NAME>=<value>; values are ints, or text put in as it is."""
+    """A CudaC whose macros are LG_<NAME>=<value>; values are ints, or text put in as it is.
+
+    Equal arguments give the same object, so finding what is loaded for it costs no comparison.
+    """
     named = {f"LG_{k.upper()}": int(v) if isinstance(v, bool) else v for k, v in macros.items()}
     return CudaC(path, entry, tuple(sorted(named.items())), tuple(linked))
 

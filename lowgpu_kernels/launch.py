@@ -1,7 +1,10 @@
 """Launch configuration from the device's own figures, and the launch itself."""
 
+import ctypes
 import functools
 import os
+import struct
+import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -150,6 +153,7 @@ class Launchable:
     def __init__(self, function, threads):
         functools.update_wrapper(self, function)
         self.function, self.threads = function, threads
+        self.typed = {}  # kernels by the types of their arguments
 
     def __getitem__(self, configuration):
         grid, block, stream, shared = (*configuration, 0)[:4]
@@ -162,7 +166,13 @@ class Launchable:
             if 0 not in grid:
                 cuda.jit(self.function)[grid, block](*args)
             return
-        kernel = _typed(self.function, self.threads, tuple([_type_of(a) for a in args]))
+        key = tuple(
+            [(a.dtype.num, len(a.shape)) if type(a) is Buffer else a.dtype.num for a in args]
+        )
+        kernel = self.typed.get(key)
+        if kernel is None:
+            types = tuple([_type_of(a) for a in args])
+            kernel = self.typed[key] = NumbaKernel(self.function, types, self.threads)
         launch(kernel, grid, block, args, stream, shared)
 
 
@@ -171,24 +181,11 @@ def kernel(threads):
     return lambda function: Launchable(function, threads)
 
 
-@functools.cache
-def _typed(function, threads, types):
-    return NumbaKernel(function, types, threads)
-
-
-_ARRAY_TYPES = {}
-
-
 def _type_of(value):
-    if isinstance(value, (Buffer, np.ndarray)):
-        key = value.dtype, len(value.shape)
-        known = _ARRAY_TYPES.get(key)
-        if known is None:
-            known = _ARRAY_TYPES[key] = f"{key[0].name}[{key[1]}]"
-        return known
-    if isinstance(value, np.generic):
-        return value.dtype.name
-    raise AssertionError(f"a kernel scalar needs a width: {value!r}")
+    if isinstance(value, Buffer):
+        return f"{value.dtype.name}[{len(value.shape)}]"
+    assert isinstance(value, np.generic), f"a kernel scalar needs a width: {value!r}"
+    return value.dtype.name
 
 
 def launch(kernel, grid, block, args, stream, shared=0):
@@ -207,75 +204,90 @@ def launch(kernel, grid, block, args, stream, shared=0):
     if _recorder is not None:
         _recorder.made.append(Made(kernel, grid, block, shared))
         return
+    index = _current_device()
+    loaded = _LOADED.get((id(kernel), index, shared))
+    if loaded is None:
+        loaded = _LOADED[id(kernel), index, shared] = _Loaded(kernel, index, shared)
+    loaded(grid, block, args, stream)
+
+
+def _current_device():
     from cupy.cuda import runtime
 
-    function = _loaded(kernel, runtime.getDevice(), shared)
-    if isinstance(kernel, NumbaKernel):
-        flat = []
-        for a in args:
-            if isinstance(a, Buffer):
-                flat += _numba_array(a)
-            else:
-                flat.append(a)
-    else:
-        flat = [
-            a.address if isinstance(a, Buffer) else np.uint64(0) if a is None else a for a in args
-        ]
-    function(grid, block, flat, shared, _stream(stream))
+    return runtime.getDevice()
 
 
-class _Stream:
-    """The little of a stream that CuPy's launch reads."""
-
-    __slots__ = ("ptr",)
-
-    def __init__(self, ptr):
-        self.ptr = ptr
-
-
-@functools.lru_cache(maxsize=64)
-def _stream(address):
-    return _Stream(address)
-
-
-def _numba_array(buffer):
-    """A C-contiguous array as numba's kernels take it: two nulls, counts, address, shape, strides."""
-    itemsize = buffer.dtype.itemsize
+@functools.lru_cache(maxsize=4096)
+def _numba_shape(shape, itemsize):
+    """What numba's kernels are told of a C-contiguous array beside its address."""
     strides, step = [], itemsize
-    for size in reversed(buffer.shape):
+    for size in reversed(shape):
         strides.append(step)
         step *= size
-    return (0, 0, step // itemsize, itemsize, buffer.address, *buffer.shape, *reversed(strides))
+    return step // itemsize, (*shape, *reversed(strides))
 
 
-@functools.cache
-def _loaded(kernel, index, shared):
-    """The function of a kernel on one device, allowed `shared` bytes of dynamic shared memory."""
-    module, resources = _module(kernel, index)
-    function = module.get_function(resources.entry)
-    allowed = _device(index).shared_per_block
-    if resources.shared + shared > allowed:
-        raise ValueError(
-            f"{resources.entry} needs {resources.shared + shared} B of shared memory a block; "
-            f"{_device(index).name} has {allowed} B"
-        )
-    if shared > 48 * KB - resources.shared:
+_LOADED = {}  # _Loaded by kernel, device and shared memory; each holds its kernel, so ids stay good
+
+
+class _Loaded:
+    """A kernel on one device, allowed its dynamic shared memory, and room to lay its arguments out.
+
+    The driver copies the arguments during the call, so one buffer serves every launch of a kernel;
+    a lock keeps two threads from laying out at once.
+    """
+
+    def __init__(self, kernel, index, shared):
+        from cupy.cuda import function
         from cupy_backends.cuda.api import driver
 
-        driver.funcSetAttribute(
-            function.ptr, driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared
-        )
-    return function
+        on, binary = _device(index), kernel.binary(_device(index).architecture)
+        resources = binary.kernel(kernel.entry)
+        if resources.shared + shared > on.shared_per_block:
+            raise ValueError(
+                f"{resources.entry} needs {resources.shared + shared} B of shared memory a block; "
+                f"{on.name} has {on.shared_per_block} B"
+            )
+        self.kernel, self.shared, self.numba = kernel, shared, isinstance(kernel, NumbaKernel)
+        self.module = function.Module()
+        self.module.load(binary.cubin)
+        self.address = self.module.get_function(resources.entry).ptr
+        if resources.shared + shared > 48 * KB:
+            attribute = driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            driver.funcSetAttribute(self.address, attribute, shared)
+        self.driver_launch, self.lock, self.layout = driver.launchKernel, threading.Lock(), None
 
+    def __call__(self, grid, block, args, stream):
+        values = []
+        for a in args:
+            if type(a) is not Buffer:
+                values.append(0 if a is None else a)
+            elif self.numba:
+                size, tail = _numba_shape(a.shape, a.dtype.itemsize)
+                values += (0, 0, size, a.dtype.itemsize, a.address, *tail)
+            else:
+                values.append(a.address)
+        with self.lock:
+            if self.layout is None:
+                self._lay_out(values)
+            self.layout.pack_into(self.buffer, 0, *values)
+            self.driver_launch(
+                self.address, *grid, *block, self.shared, stream, self.pointers_address, 0
+            )
 
-@functools.cache
-def _module(kernel, index):
-    from cupy.cuda import function
-
-    binary = kernel.binary(_device(index).architecture)
-    module = function.Module()
-    module.load(binary.cubin)
-    return module, binary.kernel(kernel.entry)
+    def _lay_out(self, values):
+        """Fix the C type and place of each argument, from the first launch's values."""
+        codes = [v.dtype.char if isinstance(v, np.generic) else "q" for v in values]
+        self.layout = struct.Struct("@" + "".join(codes))
+        self.buffer = ctypes.create_string_buffer(self.layout.size)
+        base, offset, places = ctypes.addressof(self.buffer), 0, []
+        for code in codes:
+            size = struct.calcsize(code)
+            offset = -(-offset // size) * size
+            places.append(base + offset)
+            offset += size
+        self.pointers = (ctypes.c_void_p * len(places))(*places)
+        self.pointers_address = ctypes.addressof(self.pointers)
 
 
 def _three(count):

@@ -137,7 +137,8 @@ class Op:
                 made = library.empty(spec.resolve(sizes), spec.dtype(chosen), first, stream)
                 results[name] = made
                 views[name] = _view(library, name, made, device)
-        work = self._scratch_views(scratch, library, sizes, chosen, params, first, stream, device)
+        # `held` keeps scratch that was allocated here alive until its kernels are queued.
+        work, held = self._scratch_views(scratch, library, sizes, params, first, stream, device)
         call = (
             *(views.get(n) for n in self.inputs),
             *params.values(),
@@ -148,6 +149,7 @@ class Op:
             self.cpu(*call)
         else:
             self._on_device(device, call, stream)
+        del held
         if not self.outputs:
             return None
         final = self.result(
@@ -196,24 +198,25 @@ class Op:
         """Shapes and types of the working memory of a call: {name: (shape, dtype)}."""
         return {n: (make(sizes, params), dtype) for n, (dtype, make) in self.scratch.items()}
 
-    def _scratch_views(self, scratch, library, sizes, chosen, params, first, stream, device):
+    def _scratch_views(self, scratch, library, sizes, params, first, stream, device):
         if not self.scratch or device is None:
-            return [None] * len(self.scratch)
+            return [None] * len(self.scratch), None
         wanted = self.scratch_specs({d.name: s for d, s in sizes.items()}, params)
         if scratch is None:
-            return [
-                _view(library, n, library.empty(shape, np.dtype(dtype), first, stream), device)
-                for n, (shape, dtype) in wanted.items()
+            scratch = [
+                library.empty(shape, np.dtype(dtype), first, stream)
+                for shape, dtype in wanted.values()
             ]
         views = []
         for array, (name, (shape, dtype)) in zip(scratch, wanted.items(), strict=True):
-            view = library.buffer(name, array, stream, True)
-            if view.dtype != dtype or view.shape != shape:
+            view = _view(library, name, array, device)
+            if view.dtype != dtype or tuple(view.shape) != tuple(shape):
                 raise ValueError(
-                    f"scratch {name} must be {dtype}{list(shape)}, got {view.dtype}{list(view.shape)}"
+                    f"scratch {name} must be {dtype}{list(shape)}, "
+                    f"got {view.dtype}{list(view.shape)}"
                 )
             views.append(view)
-        return views
+        return views, scratch
 
     def _on_device(self, device, call, stream):
         import cupy

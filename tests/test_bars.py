@@ -345,6 +345,12 @@ def test_the_first_fault_is_reported_with_the_number_of_faulty_lines(write):
         read_csv(write("\n".join(rows)))
 
 
+def test_a_field_of_two_lines_is_an_open_quote_even_in_a_column_that_is_not_read(write):
+    text = HEADER.replace("\n", ",note\n") + '2020-01-01,1,1,1,1,0,"a\nb"\n2020-01-02,1,1,1,1,0,c\n'
+    with pytest.raises(BarsError, match=r"line 2: a quote is not closed.*first of 2 faulty lines"):
+        read_csv(write(text))
+
+
 def test_counting_stops_at_a_thousand_faulty_lines(write):
     with pytest.raises(BarsError, match=r"line 2.*the first of at least 1000 faulty lines"):
         read_csv(write(HEADER + "x\n" * 200_000))

@@ -1,11 +1,11 @@
 """Every kernel of every op, compiled as its launcher would launch it on three GPUs. Needs no GPU."""
 
 import functools
-import re
 
 import numpy as np
 import pytest
 
+from lowgpu.envs.check_code import CALL, FLOAT64
 from lowgpu_kernels import compile as lg_compile
 from lowgpu_kernels import launch
 from lowgpu_kernels.arrays import Buffer
@@ -22,7 +22,6 @@ from tests.harness import (
 PARTS = ("A100", "L4", "H100")
 # Bytes of register spill a kernel may have, by entry name; every other kernel has none.
 SPILL_BUDGET = {}
-FLOAT64 = re.compile(r"\b(DADD|DMUL|DFMA|DSETP|DMNMX|MUFU\.RCP64H|[FI]2F\.F64|F2F\.\w+\.F64)\b")
 
 
 def as_buffer(array):
@@ -80,7 +79,7 @@ def test_kernels_fit_the_device_and_use_no_float64_no_spills_and_no_calls(op, pa
         assert spilled <= SPILL_BUDGET.get(name, 0), f"{name} spills {spilled} B"
         code = sass(launched.kernel, on.architecture)
         assert not FLOAT64.search(code), f"{name} computes in float64: a bare float literal?"
-        assert " CALL" not in code, f"{name} has a call left in it: a function not inlined?"
+        assert not CALL.search(code), f"{name} has a call left in it: a function not inlined?"
         if isinstance(launched.kernel, NumbaKernel):
             assert threads <= launched.kernel.threads, f"{name} is launched past its bound"
 

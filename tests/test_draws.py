@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numba import njit
 
@@ -13,6 +13,9 @@ from lowgpu_kernels.device import f32, scalar, u32
 from lowgpu_kernels.device.draws import categorical, greedy, normal_pair
 from lowgpu_kernels.device.philox import INIT, draw, unit
 from tests.headers import address, compiled
+
+# The first call compiles, and takes longer than hypothesis allows.
+compiles = settings(deadline=None)
 
 word = st.integers(0, 2**32 - 1)
 BELOW_ONE = float(np.nextafter(f32(1), f32(0)))
@@ -47,6 +50,7 @@ def header_drawn(header, logits, u, best):
     return action, *out
 
 
+@compiles
 @given(word, word)
 @example(0, 0)
 @example(2**32 - 1, 2**32 - 1)
@@ -57,6 +61,7 @@ def test_normals_are_the_same_in_python_and_cuda_c(header, a, b):
     assert np.isfinite(out).all() and np.abs(out).max() < 5.78
 
 
+@compiles
 @given(rows, units)
 @example([0.0], BELOW_ONE)
 @example([-math.inf] * 3, 0.5)
@@ -89,6 +94,7 @@ def test_normals_are_normal_and_a_pair_is_uncorrelated():
     assert pearsonr(x[::2] ** 2, x[1::2] ** 2).pvalue > 1e-4
 
 
+@compiles
 @given(rows, units)
 def test_an_action_of_probability_zero_is_never_drawn(values, u):
     if max(values) == -math.inf:
@@ -113,6 +119,7 @@ def test_rounding_past_the_last_edge_gives_the_last_action_that_can_occur():
     assert categorical(masked, 0, 12, f32(BELOW_ONE))[0] == 9
 
 
+@compiles
 @given(st.lists(st.floats(-20, 20, width=32), min_size=1, max_size=40), st.data())
 def test_u_below_one_never_falls_off_the_end(values, data):
     """The kind behind C9, for sums that round either way."""
@@ -146,6 +153,7 @@ def test_greedy_takes_the_first_of_equals():
     assert greedy(row_of([0, 2, 2, -math.inf]), 0, 4)[0] == 1
 
 
+@compiles
 @given(rows)
 def test_greedy_agrees_with_argmax(values):
     if max(values) > -math.inf:

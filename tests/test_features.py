@@ -69,7 +69,7 @@ def random_bars(seed, rows, symbol="x"):
     wick = 1 + 0.01 * rng.random((2, rows)) * (rng.random(rows) < 0.8)
     return bars_of(
         close,
-        volume,
+        np.minimum(volume, 1e14),
         open,
         np.maximum(open, close) * wick[0],
         np.minimum(open, close) / wick[1],

@@ -4,12 +4,15 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numba import njit
 
 from lowgpu_kernels.device import f32, maths
 from tests.headers import address, compiled
+
+# The first call compiles, and takes longer than hypothesis allows.
+compiles = settings(deadline=None)
 
 NAMES = ("exp_f32", "log_f32", "sin_f32", "cos_f32", "tanh_f32")
 each = pytest.mark.parametrize("name", NAMES)
@@ -128,6 +131,7 @@ def test_nan_stays_nan(name):
     assert math.isnan(getattr(maths, name)(f32(math.nan)))
 
 
+@compiles
 @given(st.floats(-87, 87, width=32))
 @example(0.0)
 def test_log_undoes_exp(x):
@@ -135,6 +139,7 @@ def test_log_undoes_exp(x):
     assert abs(maths.log_f32(f32(maths.exp_f32(f32(x)))) - x) <= 2.0**-22 + 2 * 2.0**-23 * abs(x)
 
 
+@compiles
 @given(st.floats(-1e4, 1e4, width=32))
 def test_sine_is_odd_cosine_is_even_and_their_squares_sum_to_one(x):
     sine, cosine = maths.sin_f32(f32(x)), maths.cos_f32(f32(x))

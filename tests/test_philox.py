@@ -4,7 +4,7 @@ import ctypes
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numba import njit
 
@@ -21,6 +21,9 @@ from lowgpu_kernels.device.philox import (
     unit,
 )
 from tests.headers import address, compiled
+
+# The first call compiles, and takes longer than hypothesis allows.
+compiles = settings(deadline=None)
 
 word = st.integers(0, 2**32 - 1)
 double_word = st.integers(0, 2**64 - 1)
@@ -71,11 +74,13 @@ def test_the_reference_gives_these_words(words, want, header):
     assert header_block(header, *words) == want
 
 
+@compiles
 @given(st.tuples(*[word] * 6))
 def test_python_and_cuda_c_agree_bit_for_bit(header, words):
     assert philox4x32(*map(u32, words)) == header_block(header, *words)
 
 
+@compiles
 @given(double_word, st.sampled_from([ACTION, RESET, STEP, PERMUTE, INIT]), word, double_word)
 @example(2**64 - 1, INIT, 2**32 - 1, 2**64 - 1)
 def test_a_draw_is_the_same_in_python_cuda_c_and_numpy(header, seed, purpose, index, step):
@@ -92,6 +97,7 @@ def test_the_header_names_the_same_purposes(header):
     assert header.purposes() == ACTION | RESET << 4 | STEP << 8 | PERMUTE << 12 | INIT << 16
 
 
+@compiles
 @given(double_word, double_word, st.data())
 def test_a_change_in_any_part_of_the_key_or_counter_changes_the_draw(seed, step, data):
     before = (np.uint64(seed), u32(ACTION), u32(5), np.uint64(step))

@@ -155,11 +155,9 @@ class _Run:
         for world in self.worlds:
             for name in world.parts:
                 if world.overrun(name):
-                    inside = "a state field" if name in ("floats", "ints") else "its output"
-                    self.fail(
-                        function,
-                        f"writes outside {name}: {inside} has index 0 to {self.limit(name) - 1}",
-                    )
+                    array_name = "out" if name == "x" else name
+                    last = self.size(name) - 1
+                    self.fail(function, f"writes outside {array_name}[0] to {array_name}[{last}]")
         bits = [w.bits(array)[where] for w in self.worlds]
         for column, field in fields.items():
             both = [b[:, column] for b in bits]
@@ -176,7 +174,8 @@ class _Run:
                     "and read no output or state before it is written",
                 )
 
-    def limit(self, name):
+    def size(self, name):
+        """Elements of an array that a function may write."""
         env = self.env
         columns = env.observation - env.table_columns
         return {"floats": len(env.floats), "ints": len(env.ints), "x": columns, "reward": 1}[name]

@@ -13,8 +13,9 @@ from lowgpu_kernels.ops.rollout import env_step, observe, reset
 from lowgpu_kernels.ops.rollout.cpu_env import compiled
 
 FLOAT64 = re.compile(r"\b(D(?:ADD|MUL|FMA|SETP|MNMX)|MUFU\.\w*64H?|[IF]2F\.F64\S*|F2F\.\w+\.F64)\b")
-# Division in float32 keeps a call for denormal operands; it is the compiler's own.
-CALL = re.compile(r"\bCALL\.(?!.*__cuda_sm).*")
+# A float32 division or root keeps the compiler's own routine for denormal operands, and a long branch
+# is written as a call of a local label; neither is a function that was not inlined.
+CALL = re.compile(r"\bCALL\.(?!.*(__cuda_sm\w*_f32_slowpath|\(\.L_)).*")
 
 
 class EnvError(ValueError):
@@ -38,14 +39,21 @@ def check_globals(env, name, function, seen=()):
 
 
 def check_types(env, name, function):
+    """Refuse a function that does not compile, or that numba types with a float64 operation."""
     try:
         dispatcher = compiled(function, name)
     except Exception as error:
-        raise EnvError(f"{env.name}: {name} does not compile: {error}") from error
+        raise EnvError(f"{env.name}: {name} does not compile: {_said(error)}") from error
     for overload in dispatcher.overloads.values():
         found = _float64_in(overload.type_annotation)
         if found is not None:
             raise EnvError(f"{env.name}: {name} computes in float64 {found}")
+
+
+def _said(error):
+    """The first line of a compiler's message that says something."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    return next((x for x in lines if x and not x.startswith("Failed in ")), repr(error))
 
 
 def _float64_in(typed, seen=()):
@@ -65,14 +73,14 @@ def _float64_in(typed, seen=()):
         called = typed.typemap.get(expression.func.name) if expression.op == "call" else None
         if isinstance(called, types.NumberClass) and called.instance_type != types.float64:
             continue  # f32(0.5) is how a literal gets its width
-        if types.float64 in (*signature.args, signature.return_type):
-            operands = [values.get(v.name) for v in expression.list_vars()]
-            return f"at {_line(statement.loc)}: {_remedy(operands)}"
         if isinstance(called, types.Dispatcher) and called not in seen:
             inner = called.dispatcher.overloads.get(tuple(signature.args))
             found = inner and _float64_in(inner.type_annotation, (*seen, called))
             if found:
                 return found
+        if types.float64 in (*signature.args, signature.return_type):
+            operands = [values.get(v.name) for v in expression.list_vars()]
+            return f"at {_line(statement.loc)}: {_remedy(operands)}"
     return None
 
 
@@ -82,19 +90,23 @@ def _line(where):
 
 
 def _remedy(operands):
+    from numba.core import ir
+
     for operand in operands:
-        value = getattr(operand, "value", None)
-        if isinstance(value, float):  # np.float64 is one too
-            name = getattr(operand, "name", None)
-            if name is not None:
-                return f"write {name} = f32({float(value)!r}), a bare {float(value)!r} is float64"
-            return f"write f32({value!r}): a bare {value!r} is float64"
+        if isinstance(operand, (ir.Const, ir.Global, ir.FreeVar)) and type(operand.value) is float:
+            literal = repr(operand.value)
+            name = "" if isinstance(operand, ir.Const) else f"{operand.name} = "
+            return f"write {name}f32({literal}): a bare {literal} is float64"
     return "give its operands a width with f32(...): int / int is float64"
+
+
+def _installed(*modules):
+    return all(importlib.util.find_spec(m) is not None for m in modules)
 
 
 def check_machine_code(env):
     """Compile for every architecture and look; returns what was compiled for, and if it was seen."""
-    if device.cuda is None or launch.simulated() or importlib.util.find_spec("cuda.core") is None:
+    if device.cuda is None or launch.simulated() or not _installed("cuda", "cuda.core"):
         return (), False
     kernels = {
         "reset": reset.kernel_of(env),
@@ -110,7 +122,7 @@ def check_machine_code(env):
                 seen = False
                 continue
             except Exception as error:
-                raise EnvError(f"{env.name}: does not compile for a GPU: {error}") from error
+                raise EnvError(f"{env.name}: does not compile for a GPU: {_said(error)}") from error
             float64, call = FLOAT64.search(code), CALL.search(code)
             if float64:
                 raise EnvError(

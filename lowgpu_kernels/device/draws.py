@@ -2,12 +2,19 @@
 
 import math
 
+from numba.extending import register_jitable
+
+from lowgpu_kernels import launch
 from lowgpu_kernels.device import f32, i32, scalar
 from lowgpu_kernels.device.maths import NAN, cos_f32, exp_f32, log_f32, sin_f32
 from lowgpu_kernels.device.philox import unit
 
 INFINITY = f32(float("inf"))
 TWO_PI = f32(6.283185307179586)
+
+# In the simulator a kernel's arrays are Python objects, which compiled code cannot take: there the
+# functions that read a row stay Python, and only compiled callers get them compiled.
+over_a_row = register_jitable if launch.simulated() else scalar
 
 
 @scalar
@@ -29,7 +36,7 @@ def normal_pair(a, b):
     return radius * cos_f32(angle), radius * sin_f32(angle)
 
 
-@scalar
+@over_a_row
 def softmax(logits, row, actions):
     """What is needed of a row's softmax: largest logit, sum of e^(logit - largest), entropy.
 
@@ -61,7 +68,7 @@ def softmax(logits, row, actions):
     return largest, total, log_f32(total) - weighted / total
 
 
-@scalar
+@over_a_row
 def categorical(logits, row, actions, u):
     """An action drawn from softmax(logits[row, :actions]), its log-probability, and the entropy.
 
@@ -92,7 +99,7 @@ def categorical(logits, row, actions, u):
     return chosen, (logits[row, chosen] - largest) - log_f32(total), entropy
 
 
-@scalar
+@over_a_row
 def greedy(logits, row, actions):
     """The first action of the largest logit, its log-probability, and the entropy.
 

@@ -2,10 +2,28 @@
 
 from lowgpu_kernels.ops.advantage.gae import gae
 from lowgpu_kernels.ops.loss.huber import huber
+from lowgpu_kernels.ops.mlp.mlp_forward import mlp_forward
 from lowgpu_kernels.ops.optim.adam import adam
+from lowgpu_kernels.ops.policy.categorical import categorical
 from lowgpu_kernels.ops.ppo.ppo_loss import ppo_loss
 from lowgpu_kernels.ops.rollout.env_step import env_step
 from lowgpu_kernels.ops.rollout.observe import observe
 from lowgpu_kernels.ops.rollout.reset import reset
+from lowgpu_kernels.ops.rollout.rollout import rollout
+from lowgpu_kernels.ops.stats.episode_statistics import episode_statistics
+from lowgpu_kernels.ops.stats.minibatch_moments import minibatch_moments
+from lowgpu_kernels.ops.stats.moments import moments
+from lowgpu_kernels.ops.stats.normalize import normalize
+from lowgpu_kernels.ops.stats.permutation import permutation
 
-__all__ = ["adam", "env_step", "gae", "huber", "observe", "ppo_loss", "reset"]
+__all__ = [
+    "adam",
+    "env_step",
+    "gae",
+    "huber",
+    "mlp_forward",
+    "observe",
+    "ppo_loss",
+    "reset",
+    "rollout",
+]

@@ -5,7 +5,7 @@ from numba import njit, prange
 
 from lowgpu_kernels import launch
 from lowgpu_kernels.arrays import absent
-from lowgpu_kernels.device import cuda, f32, scalar
+from lowgpu_kernels.device import cuda, f32, i32, scalar
 from lowgpu_kernels.dims import BOOL, F32, E, Float, Outputs, T
 from lowgpu_kernels.op import blocks, op
 
@@ -137,9 +137,20 @@ def _cpu_loop(
 
 @launch.kernel(threads=THREADS)
 def gae_kernel(
-    reward, value, last_value, terminated, truncated, final_value, gamma, lam, advantage, returns
+    reward,
+    value,
+    last_value,
+    terminated,
+    truncated,
+    final_value,
+    gamma,
+    lam,
+    length,
+    advantage,
+    returns,
 ):
-    # A block owns blockDim.x environments and cuts time into blockDim.y chunks, one thread each.
+    # A block owns blockDim.x environments and cuts time into blockDim.y chunks of `length` steps,
+    # one thread each.
     # Lanes of a warp hold neighbouring environments, so every load is one coalesced row. A chunk is
     # an affine map of the advantage that follows it, ahead -> offset + slope * ahead: each thread
     # works out its own map, walks the maps behind it in shared memory, then fills its chunk in.
@@ -149,7 +160,6 @@ def gae_kernel(
     lanes = cuda.blockDim.x
     lane, chunk = cuda.threadIdx.x, cuda.threadIdx.y
     e = cuda.blockIdx.x * lanes + lane
-    length = (steps + cuda.blockDim.y - 1) // cuda.blockDim.y
     first = min(chunk * length, steps)
     last = min(first + length, steps)
     limits = truncated.shape[0] > 0
@@ -194,7 +204,8 @@ def _launch(
     if truncated is None:
         truncated, final_value = absent(terminated, 2), absent(reward, 2)
     lanes = min(ENVS, 1 << max(envs - 1, 0).bit_length())  # few environments: more chunks instead
-    gae_kernel[blocks(envs, lanes), (lanes, THREADS // lanes), stream](
+    chunks = THREADS // lanes
+    gae_kernel[blocks(envs, lanes), (lanes, chunks), stream](
         reward,
         value,
         last_value,
@@ -203,6 +214,7 @@ def _launch(
         final_value,
         gamma,
         lam,
+        i32(blocks(steps, chunks)),
         advantage,
         returns,
     )

@@ -5,9 +5,11 @@ import math
 
 import numpy as np
 from numba import njit, prange
+from numba.extending import register_jitable
 
 from lowgpu_kernels import launch
 from lowgpu_kernels.device import cuda, f32, i32, scalar, u32
+from lowgpu_kernels.device.reduce import block_sum
 from lowgpu_kernels.dims import F32, I32, Float, Int, Outputs, P
 from lowgpu_kernels.op import blocks, op
 
@@ -18,9 +20,14 @@ CHUNK = 1024  # elements one CPU task sums in order
 BELOW_ONE = 0.999999  # the largest beta: at 1 the bias correction would be 0
 
 
+def span_of(parameters):
+    """Elements of a block, whole rounds of its threads: one round up to MOST_BLOCKS blocks."""
+    return THREADS * max(1, blocks(parameters, THREADS * MOST_BLOCKS))
+
+
 def grid_of(parameters):
-    """Blocks of both launches: one element a thread up to MOST_BLOCKS, and at least one block."""
-    return min(max(blocks(parameters, THREADS), 1), MOST_BLOCKS)
+    """Blocks of both launches; one for an empty vector, whose norm is still written."""
+    return max(1, blocks(parameters, span_of(parameters)))
 
 
 @op(
@@ -157,7 +164,8 @@ def clip_factor(norm, max_norm):
     return min(f32(1), max_norm / (norm + f32(1e-6)))
 
 
-@scalar
+# A function of arrays: as a scalar function, the simulator could not call it.
+@register_jitable
 def update_element(i, parameters, g, m, v, take1, beta2, take2, eps, step_size, root_scale):
     """Take one element through one update; `step_size` and `root_scale` hold the corrections."""
     mean = m[i] + take1 * (g - m[i])
@@ -220,23 +228,18 @@ def _cpu_loop(
 
 
 @launch.kernel(threads=THREADS)
-def adam_norm_kernel(gradient, step, partials, done):
-    # A thread owns every gridsize-th element, so a warp reads 128 B lines. A block leaves one sum.
+def adam_norm_kernel(gradient, step, span, partials, done):
+    # A block owns `span` elements, a thread every THREADS-th of them, so a warp reads 128 B lines.
     # The step is copied here, because the next launch both reads and advances it.
     sums = cuda.shared.array(THREADS, f32)
     lane = cuda.threadIdx.x
     total = f32(0)
-    for i in range(cuda.grid(1), gradient.shape[0], cuda.gridsize(1)):
+    first = cuda.blockIdx.x * span
+    for i in range(first + lane, min(first + span, gradient.shape[0]), THREADS):
         total += gradient[i] * gradient[i]
-    sums[lane] = total
-    half = THREADS // 2
-    while half > 0:
-        cuda.syncthreads()
-        if lane < half:
-            sums[lane] += sums[lane + half]
-        half //= 2
+    total = block_sum(sums, total)
     if lane == 0:
-        partials[cuda.blockIdx.x] = sums[0]
+        partials[cuda.blockIdx.x] = total
         if cuda.blockIdx.x == 0:
             done[0] = step[0]
 
@@ -258,26 +261,19 @@ def adam_kernel(
     max_norm,
     decay_updates,
     decay_every,
+    span,
     norm,
     partials,
     done,
 ):
-    # Every block sums all partial sums, in the same order, then a thread owns every gridsize-th
-    # element, so a warp reads and writes 128 B lines.
+    # Every block sums all partial sums, in the same order. Then it owns `span` elements, a thread
+    # every THREADS-th of them, so a warp reads and writes 128 B lines.
     sums = cuda.shared.array(THREADS, f32)
     lane = cuda.threadIdx.x
     total = f32(0)
     for block in range(lane, partials.shape[0], THREADS):
         total += partials[block]
-    sums[lane] = total
-    half = THREADS // 2
-    while half > 0:
-        cuda.syncthreads()
-        if lane < half:
-            sums[lane] += sums[lane + half]
-        half //= 2
-    cuda.syncthreads()
-    length = f32(math.sqrt(sums[0]))
+    length = f32(math.sqrt(block_sum(sums, total)))
     finite = is_finite(length)
     before = done[0]
     if cuda.grid(1) == 0:
@@ -290,7 +286,8 @@ def adam_kernel(
     factor = clip_factor(length, max_norm)
     step_size = rate_of(lr, before, decay_updates, decay_every) / bias_correction(log1, before)
     root_scale = f32(1) / f32(math.sqrt(bias_correction(log2, before)))
-    for i in range(cuda.grid(1), parameters.shape[0], cuda.gridsize(1)):
+    first = cuda.blockIdx.x * span
+    for i in range(first + lane, min(first + span, parameters.shape[0]), THREADS):
         g = factor * gradient[i]
         update_element(i, parameters, g, m, v, take1, beta2, take2, eps, step_size, root_scale)
 
@@ -298,10 +295,10 @@ def adam_kernel(
 @adam.on_cuda
 def _launch(parameters, gradient, m, v, step, lr, beta1, beta2, *rest):
     eps, max_norm, decay_updates, decay_every, norm, partials, done, stream = rest
-    grid = grid_of(parameters.size)
+    grid, span = grid_of(parameters.size), np.int64(span_of(parameters.size))
     rates = lr, *beta_terms(beta1), beta2, *beta_terms(beta2)
     limits = eps, max_norm, decay_updates, decay_every
-    adam_norm_kernel[grid, THREADS, stream](gradient, step, partials, done)
+    adam_norm_kernel[grid, THREADS, stream](gradient, step, span, partials, done)
     adam_kernel[grid, THREADS, stream](
-        parameters, gradient, m, v, step, *rates, *limits, norm, partials, done
+        parameters, gradient, m, v, step, *rates, *limits, span, norm, partials, done
     )

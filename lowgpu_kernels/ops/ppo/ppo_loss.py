@@ -2,12 +2,14 @@
 
 import numpy as np
 from numba import njit, prange
+from numba.extending import register_jitable
 
 from lowgpu_kernels import launch
 from lowgpu_kernels.arrays import absent
 from lowgpu_kernels.device import cuda, f32, scalar
-from lowgpu_kernels.device.maths import NAN, exp_f32, log_f32
+from lowgpu_kernels.device.maths import INFINITY, NAN, exp_f32, log_f32
 from lowgpu_kernels.dims import F32, I32, B, Float, Int, N, O, Outputs
+from lowgpu_kernels.launch import WARP
 from lowgpu_kernels.op import blocks, op
 from lowgpu_kernels.ops.mlp.network import round_up
 
@@ -23,16 +25,13 @@ STATISTICS = (
 )
 SUMS = 7  # statistics that are sums over rows: all but the loss, which follows from three of them
 ROWS = 128  # rows a block or a CPU task sums, one a thread. Untuned.
-WARP = launch.WARP
 
 
 @op(
     # Log-sum-exp adds O terms one after another, a task ROWS rows, the end B / ROWS partial sums;
     # 32 is the rest of a row: two exponentials, a square, a quotient.
     error=lambda B, O, **_: 2 * O + min(B, ROWS) + B // ROWS + 32,  # noqa: E741
-    scratch={
-        "partials": ("float32", lambda sizes, params: (SUMS, blocks(sizes["B"], ROWS))),
-    },
+    scratch={"partials": ("float32", lambda sizes, params: (SUMS, blocks(sizes["B"], ROWS)))},
     # The row width follows from the actions; rows can only be taken from a rollout that has some.
     sizes=lambda params, sizes: {
         O: round_up(int(params["actions"]) + 1, 8),
@@ -138,7 +137,7 @@ def ppo_loss(
     grad_y[:, :actions] = -push[:, None] * p
     grad_y[rows, action[index]] += push
     grad_y[:, :actions] += entropy_weight * p * (known_log_p + entropy[:, None])
-    grad_y[:, :actions][p == 0] = 0
+    grad_y[:, :actions][np.isneginf(log_p)] = 0
     grad_y[:, actions] = value_weight * pull
 
     policy_loss = np.maximum(unclipped, clipped)
@@ -197,7 +196,8 @@ def _refuse_outside(name, array, end):
         raise ValueError(f"{name}[{wrong[0]}] must be in [0, {end}), got {array[wrong[0]]}")
 
 
-@scalar
+# Functions of arrays are register_jitable: as scalar functions, the simulator could not call them.
+@register_jitable
 def softmax_of(y, b, actions):
     """Largest logit of a row, log of the sum of exp(logit - largest), and the entropy."""
     peak = y[b, 0]
@@ -249,7 +249,7 @@ def value_term(v, old, target, value_clip):
     return NAN, NAN
 
 
-@scalar
+@register_jitable
 def row_terms(b, y, rollout, actions, weights, grad_y):
     """Write the gradient of row b; return what it adds to each of the SUMS sums."""
     index, action, log_probability, value, advantage, returns, moments = rollout
@@ -270,7 +270,7 @@ def row_terms(b, y, rollout, actions, weights, grad_y):
     for j in range(actions):
         log_p = y[b, j] - peak - log_total
         p = exp_f32(log_p)
-        if p == f32(0):
+        if log_p == -INFINITY:
             grad_y[b, j] = f32(0)
         else:
             taken = f32(1) if j == chosen else f32(0)
@@ -284,7 +284,7 @@ def row_terms(b, y, rollout, actions, weights, grad_y):
     return policy, value_loss, entropy, ratio - f32(1) - log_ratio, outside, ratio, not_finite
 
 
-@scalar
+@register_jitable
 def finish(sums, rows, value_weight, entropy_weight, statistics):
     """The statistics of the sums over all rows."""
     count = f32(max(rows, 1))
@@ -335,6 +335,7 @@ def ppo_loss_kernel(
 ):
     # A thread owns one row. A warp's rows lie one after another, so the lines its first logits
     # come in hold the rest; the rollout is gathered, which is what spares a launch and a copy.
+    # The sums of a block go down one tree together: a barrier a level, not one a level and sum.
     sums = cuda.shared.array((SUMS, ROWS), f32)
     lane = cuda.threadIdx.x
     b = cuda.grid(1)

@@ -5,10 +5,9 @@ import functools
 import numpy as np
 from numba import njit
 
-from lowgpu_kernels import launch
 from lowgpu_kernels.compile import cuda_c
-from lowgpu_kernels.device import f32, i32, u64
 from lowgpu_kernels.device import draws as scalar_draws
+from lowgpu_kernels.device import f32, i32, u64
 from lowgpu_kernels.device.philox import ACTION, RESET, STEP, draw, numpy_draw, unit
 from lowgpu_kernels.dims import (
     BOOL,
@@ -32,9 +31,11 @@ from lowgpu_kernels.dims import (
     T,
 )
 from lowgpu_kernels.env import TERMINATED, TRUNCATED, Env
+from lowgpu_kernels.launch import device, launch
 from lowgpu_kernels.op import blocks, op
 from lowgpu_kernels.ops.mlp.mlp_forward import mlp_forward
 from lowgpu_kernels.ops.mlp.network import Network, policy_network
+from lowgpu_kernels.ops.mlp.tile import THREADS, tile_macros, tile_nbytes, tile_rows
 from lowgpu_kernels.ops.rollout import example
 from lowgpu_kernels.ops.rollout.cpu_env import NO_TABLE, batches, flat
 from lowgpu_kernels.ops.rollout.linked import env_functions, env_links, env_macros, require, rows_of
@@ -149,7 +150,13 @@ def rollout(
             action = int(logits.argmax() if greedy else min((reached <= u).sum(), env.actions - 1))
             reward = np.zeros(1)
             ended = functions["step"](
-                floats[e], ints[e], i32(action), units(STEP, e, start + t), flat_series, rows, reward
+                floats[e],
+                ints[e],
+                i32(action),
+                units(STEP, e, start + t),
+                flat_series,
+                rows,
+                reward,
             )
             out["action"][t, e], out["log_probability"][t, e] = action, log_probability[action]
             out["value"][t, e], out["reward"][t, e] = value, reward[0]
@@ -162,9 +169,9 @@ def rollout(
             if ended:
                 u = units(RESET, e, start + t + 1)
                 functions["reset"](floats[e], ints[e], u, flat_series, rows)
-        out["last_value"][e] = _policy(
-            parameters, floats[e], ints[e], table, series, env, network
-        )[1]
+        out["last_value"][e] = _policy(parameters, floats[e], ints[e], table, series, env, network)[
+            1
+        ]
     clock[0] += np.uint64(steps)
     return tuple(out[name] for name in rollout.outputs)
 
@@ -235,7 +242,9 @@ def _verify(got, inputs, params, eps):
     assert got["clock"][0] == start + steps
 
     def units(purpose, e, step):
-        return ((numpy_draw(seed, purpose, [e], step)[:, 0] >> np.uint64(8)) * 2.0**-24).astype("f4")
+        return ((numpy_draw(seed, purpose, [e], step)[:, 0] >> np.uint64(8)) * 2.0**-24).astype(
+            "f4"
+        )
 
     def close(found, want, what):
         assert abs(found - want) <= allowed * max(1.0, abs(want)), f"{what}: {found}, not {want}"
@@ -335,3 +344,51 @@ def _cpu(
             loops.reset(floats, ints, ended != 0, flat_series, rows, seed, now + u64(1))
     out["last_value"][:] = values()
     clock[0] += u64(steps)
+
+
+@functools.cache
+def kernels_of(env, network, rows, greedy, precision):
+    """The rollout for tiles of `rows` environments, and what advances the clock after it."""
+    macros = {**env_macros(env), **tile_macros(network, rows, precision), "greedy": greedy}
+    return [
+        cuda_c("rollout/rollout", entry, env_links(env), **macros)
+        for entry in ("rollout_kernel", "advance_clock")
+    ]
+
+
+@rollout.on_cuda
+def _launch(
+    parameters,
+    floats,
+    ints,
+    clock,
+    table,
+    series,
+    env,
+    network,
+    steps,
+    seed,
+    greedy,
+    precision,
+    *outputs_and_stream,
+):
+    require(env, table=table, series=series)
+    *outputs, stream = outputs_and_stream
+    envs = len(floats)
+    rows = tile_rows(network, envs, precision, device())
+    kernel, advance = kernels_of(env, network, rows, greedy, precision)
+    args = (
+        parameters,
+        floats,
+        ints,
+        clock,
+        table,
+        series,
+        i32(rows_of(series)),
+        seed,
+        i32(envs),
+        steps,
+    )
+    shared = tile_nbytes(network, rows, precision)
+    launch(kernel, blocks(envs, rows), THREADS, (*args, *outputs), stream, shared)
+    launch(advance, 1, 32, (clock, steps), stream)

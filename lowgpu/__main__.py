@@ -1,0 +1,251 @@
+"""The command line: train, evaluate, info.
+
+Exit codes: 0 done, 1 failed, 2 bad input, 130 stopped by Ctrl-C or SIGTERM. Errors are one sentence
+on standard error.
+
+On a CPU one thread is used, unless OPENBLAS_NUM_THREADS and NUMBA_NUM_THREADS ask for more.
+"""
+
+import json
+import os
+import sys
+import warnings
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lowgpu import hardware
+
+# Before NumPy is imported, which is in the commands. A minibatch of a small network takes a core
+# microseconds, and a thread that waits for others takes as long: on a busy machine of two cores, two
+# threads trained CartPole 16 times slower than one (measured).
+for _threads in ("OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"):
+    os.environ.setdefault(_threads, "1")
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Reinforcement learning on one GPU.",
+)
+
+JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
+DATA = Annotated[
+    Path | None, typer.Option(help="Bars as CSV; without it the built-in sample of daily bars.")
+]
+FAILED, BAD_INPUT, STOPPED = 1, 2, 130
+
+
+@contextmanager
+def _in_one_sentence():
+    """Turn what can go wrong into a sentence and an exit code; our own mistakes keep a traceback."""
+    warnings.showwarning = lambda message, *_: _say(f"warning: {message}", sys.stderr)
+    try:
+        from lowgpu.checkpoint import CheckpointError
+        from lowgpu.config import ConfigError
+        from lowgpu.pools import MemoryPlanError
+        from lowgpu.ppo import TrainingError
+        from lowgpu.runs import RunError
+
+        refused = ConfigError, CheckpointError, MemoryPlanError, RunError, hardware.DeviceError
+        try:
+            yield
+        except refused as error:
+            _end(error, BAD_INPUT)
+        except (TrainingError, OSError) as error:
+            _end(error, FAILED)
+    except KeyboardInterrupt:
+        _end("stopped; a run that had begun keeps its last checkpoint", STOPPED)
+
+
+def _say(text, file=None):
+    print(text, file=file or sys.stdout, flush=True)
+
+
+def _end(error, code):
+    _say(f"lowgpu: {error}", sys.stderr)
+    raise typer.Exit(code) from None
+
+
+@app.command()
+def train(
+    data: DATA = None,
+    env: Annotated[str | None, typer.Option(help="market (default) or cartpole.")] = None,
+    algo: Annotated[str | None, typer.Option(help="ppo.")] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="Env steps, rounded up to whole rollouts of envs * rollout_steps."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the parameters and all draws.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="auto (default: a GPU where one can be used), cpu or cuda.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="A TOML file of settings.")] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="Folder of the run; runs/... by default.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --run.")] = False,
+    precision: Annotated[str | None, typer.Option(help="float32 or bfloat16.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="name=value of any setting; repeatable.")
+    ] = None,
+    as_json: JSON = False,
+):
+    """Train a policy, then evaluate it.
+
+    Settings come from a preset for the environment and the device, then from --config, then from
+    the options, then from --set; what comes later wins. The resolved settings are printed and kept
+    in the run's config.toml. Ctrl-C leaves a checkpoint that --resume goes on from, bit for bit.
+    """
+    say = sys.stderr if as_json else sys.stdout
+    with _in_one_sentence():
+        from lowgpu import runs
+        from lowgpu.config import to_dict, to_toml
+
+        options = _options(data, env, algo, steps, seed, precision)
+        if resume:
+            given = [name for name, value in (("--config", config), ("--set", settings)) if value]
+            resolved, chosen = _resumed(run, device, [*given, *options])
+        else:
+            runs.refuse_existing(run)
+            resolved, chosen = _resolved(device, config, options, settings or [])
+        _say(f"Device: {chosen.name} ({chosen.kind}; {chosen.reason})\n", say)
+        _say(to_toml(to_dict(resolved)), say)
+        task = runs.training_task(resolved)
+        _plan(resolved, task, chosen, say)
+        directory = run if resume else runs.create(run, resolved)
+        with runs.Stop() as stop:
+            trainer, _ = runs.train(directory, resolved, task, chosen, resume, stop)
+        if not trainer.done:
+            _say(
+                f"Stopped after iteration {trainer.iteration} of {resolved.ppo.iterations}; go on "
+                f"with: lowgpu train --run {directory} --resume",
+                sys.stderr,
+            )
+            raise typer.Exit(STOPPED)
+        report, text, notes = runs.evaluation(directory, resolved)
+        for note in notes:
+            _say(f"note: {note}", sys.stderr)
+        if as_json:
+            _say(
+                json.dumps(
+                    {
+                        "run": str(directory),
+                        "iterations": trainer.iteration,
+                        "steps": trainer.steps,
+                        "mean_return": trainer.curve.mean,
+                        "evaluation": report,
+                    }
+                )
+            )
+        else:
+            _say(f"{text}\nRun: {directory}")
+
+
+def _options(data, env, algo, steps, seed, precision):
+    """The settings that have an option of their own, as far as they were given."""
+    path = os.path.abspath(data) if data else None
+    top = {"data": path, "env": env, "algo": algo}
+    ppo = {"total_steps": steps, "seed": seed, "precision": precision}
+    given = {name: value for name, value in top.items() if value is not None}
+    inner = {name: value for name, value in ppo.items() if value is not None}
+    return given | ({"ppo": inner} if inner else {})
+
+
+def _resolved(device, file, options, settings):
+    """The Config of a new run, and the Hardware it runs on."""
+    from lowgpu.config import PRESETS, ConfigError, from_dict, merge, read_toml, setting
+
+    asked = merge(read_toml(file) if file else {}, options, *map(setting, settings))
+    chosen = hardware.choose(device or asked.get("device", "auto"))
+    preset = PRESETS.get((asked.get("env", "market"), chosen.kind), {})
+    resolved = from_dict(merge(preset, asked, {"device": chosen.kind}))
+    if resolved.data and resolved.env != "market":
+        raise ConfigError(f"data is for the market, and env is {resolved.env}")
+    return resolved, chosen
+
+
+def _resumed(run, device, given):
+    """The Config of a run that is gone on with, and the Hardware it runs on."""
+    from lowgpu import runs
+
+    if run is None:
+        raise runs.RunError("--resume needs --run, the folder to go on with")
+    if given:
+        raise runs.RunError(
+            f"--resume takes every setting from {run}/{runs.CONFIG}: leave out {', '.join(given)}"
+        )
+    resolved = runs.opened(run)
+    return resolved, hardware.choose(device or resolved.device)
+
+
+def _plan(resolved, task, chosen, say):
+    """Print what every buffer takes, and refuse what does not fit, before anything is allocated."""
+    from lowgpu.pools import shown
+    from lowgpu.ppo_plan import plan_of
+
+    plan = plan_of(resolved.ppo, task.env, task.rows, chosen.kind)
+    _say(str(plan), say)
+    if chosen.free_nbytes is not None:
+        _say(f"{'free':24} {shown(chosen.free_nbytes):>10}  on {chosen.name}\n", say)
+    plan.check(chosen.free_nbytes, chosen.name)
+
+
+@app.command()
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    data: DATA = None,
+    as_json: JSON = False,
+):
+    """Evaluate a run's last checkpoint on the test split, or on greedy episodes.
+
+    Evaluation is float32 on the CPU wherever a run was trained, so its figures are the same
+    everywhere.
+    """
+    with _in_one_sentence():
+        from dataclasses import replace
+
+        from lowgpu import runs
+        from lowgpu.config import ConfigError
+
+        resolved = runs.opened(run)
+        if data and resolved.env != "market":
+            raise ConfigError(f"data is for the market, and the run's env is {resolved.env}")
+        if data:
+            resolved = replace(resolved, data=os.path.abspath(data))
+        report, text, notes = runs.evaluation(run, resolved)
+        for note in notes:
+            _say(f"note: {note}", sys.stderr)
+        _say(json.dumps(report) if as_json else text)
+
+
+@app.command()
+def info(as_json: JSON = False):
+    """Show the device, the driver and the libraries, and what would be used and why."""
+    report = hardware.report()
+    if as_json:
+        _say(json.dumps(report))
+        return
+    used = report["used"]
+    _say(f"would use   {used['name']} ({used['kind']}): {used['reason']}")
+    if used["free_nbytes"] is not None:
+        _say(
+            f"memory      {used['free_nbytes'] / 1e9:.1f} GB free of {used['total_nbytes'] / 1e9:.1f}"
+        )
+    _say(f"CPU cores   {used['cores']}")
+    _say(f"GPU         {report['gpu']}")
+    _say(f"driver      {'none' if report['driver'] is None else 'CUDA ' + report['driver']}")
+    _say(f"Python      {report['python']} on {report['system']}")
+    for name, version in report["libraries"].items():
+        _say(f"{name:12}{version or 'not installed'}")
+
+
+def main():
+    """The entry point."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,306 @@
+"""A run: its folder, what it trains on, its loop, and what is written of it."""
+
+import json
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from lowgpu import checkpoint, config, evaluate, plots
+from lowgpu.checkpoint import CheckpointError
+from lowgpu.data import BarsError, read_csv, sample
+from lowgpu.envs import make
+from lowgpu.initialize import network_of
+from lowgpu.metrics import MetricsFile, ProgressLine
+from lowgpu.pools import shown
+from lowgpu.ppo import PPO
+from lowgpu.ppo_plan import expected_arrays
+
+CONFIG, METRICS, CHECKPOINT = "config.toml", "metrics.jsonl", "checkpoint.safetensors"
+EVALUATION_JSON, EVALUATION_TEXT, EQUITY = "evaluation.json", "evaluation.txt", "equity.png"
+RUNS = "runs"
+
+
+class RunError(ValueError):
+    """A run that cannot be started or gone on with: one sentence that says why."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a trainer trains on.
+
+    Attributes:
+        env: the Env.
+        table, series: its data, float32; None where it has none.
+        normalizer: {name: array} that a policy needs to be used again, empty without data.
+    """
+
+    env: object
+    table: np.ndarray | None = None
+    series: np.ndarray | None = None
+    normalizer: dict = field(default_factory=dict)
+
+    @property
+    def rows(self):
+        """Rows of the table and the series."""
+        return 0 if self.series is None else self.series.shape[1]
+
+
+def environment(settings, start="random"):
+    """The Env of a Config; `start` is the market's."""
+    if settings.env == "cartpole":
+        own = settings.cartpole
+        return make("cartpole", max_steps=own.max_steps, limit_terminates=own.limit_terminates)
+    own = settings.market
+    return make(
+        "market", cost=own.cost, reward_scale=own.reward_scale, episode=own.episode, start=start
+    )
+
+
+def training_task(settings):
+    """The Task that a Config's policy is trained on: for the market, the training split.
+
+    Raises:
+        RunError: data that cannot be used.
+    """
+    env = environment(settings)
+    if not env.series:
+        return Task(env)
+    (train, _, _), normalizer_of = _splits(settings)
+    normalizer = normalizer_of.fit(train.features)
+    return Task(env, *_arrays(env, train, normalizer), normalizer.to_dict())
+
+
+def _splits(settings):
+    """The three splits of a Config's data, and the class of their normalizer."""
+    try:
+        from lowgpu.data.features import Normalizer, features
+        from lowgpu.data.splits import split_by_time
+    except ImportError as error:
+        raise RunError(f"the market needs TA-Lib ({error}): pip install lowgpu[data]") from None
+    shares = settings.market.train, settings.market.validation
+    try:
+        bars = read_csv(settings.data) if settings.data else sample()
+        splits = split_by_time(features(bars), (*shares, 1 - sum(shares)))
+    except (BarsError, ValueError) as error:
+        raise RunError(str(error)) from None
+    return splits, Normalizer
+
+
+def _arrays(env, table, normalizer):
+    """The padded table and the series of an Env, float32."""
+    padded = np.zeros((len(table), env.width), np.float32)
+    padded[:, : env.table_columns] = normalizer.apply(table.features)
+    return padded, np.stack([getattr(table, name) for name in env.series]).astype(np.float32)
+
+
+def create(directory, settings):
+    """Make a run's folder and write its config; a folder that exists is left alone.
+
+    Args:
+        directory: where; None for the first free one of runs/<env>-<algo>-<n>.
+        settings: the Config.
+
+    Returns:
+        The folder.
+
+    Raises:
+        RunError: the folder exists, or cannot be made.
+    """
+    names = [Path(directory)] if directory else _free_names(settings)
+    for path in names:
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise RunError(f"{path} cannot be made: {error.strerror}") from None
+        (path / CONFIG).write_text(config.to_toml(config.to_dict(settings)), encoding="utf-8")
+        return path
+    refuse_existing(directory)
+    raise AssertionError("every name was taken")
+
+
+def _free_names(settings):
+    number = 1
+    while True:
+        yield Path(RUNS) / f"{settings.env}-{settings.algo}-{number}"
+        number += 1
+
+
+def refuse_existing(directory):
+    """Raise RunError when a run's folder is there already."""
+    if directory and os.path.lexists(directory):
+        raise RunError(f"{directory} exists: give --resume to go on with it, or another --run")
+
+
+def opened(directory):
+    """The Config of an existing run.
+
+    Raises:
+        RunError: no such run.
+        ConfigError: its config cannot be used.
+    """
+    path = Path(directory) / CONFIG
+    if not path.is_file():
+        raise RunError(f"{directory} is no run: it has no {CONFIG}")
+    return config.from_dict(config.read_toml(path))
+
+
+class Stop:
+    """Within this context SIGINT and SIGTERM ask for a stop; a second one acts as it always does."""
+
+    def __init__(self):
+        self.asked = False
+
+    def __enter__(self):
+        self._before = {s: signal.signal(s, self._ask) for s in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def _ask(self, number, frame):
+        self.asked = True
+        signal.signal(number, self._before[number])
+
+    def __exit__(self, *error):
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+def train(directory, settings, task, hardware, resume, stop):
+    """Train to the end of the run, or until a stop is asked for; either way a checkpoint is left.
+
+    Args:
+        directory: the run's folder.
+        settings: its Config.
+        task: what to train on.
+        hardware: the device.
+        resume: whether to go on from the folder's checkpoint.
+        stop: a Stop.
+
+    Returns:
+        (trainer, path): the PPO as it is at the end, and the last checkpoint.
+
+    Raises:
+        TrainingError: a figure is not finite; the last good checkpoint is there.
+        CheckpointError: the checkpoint to go on from cannot be used.
+    """
+    path = Path(directory) / CHECKPOINT
+    saved = _loaded(path, settings, task.env) if resume else None
+    trainer = PPO(settings.ppo, task.env, task.table, task.series, hardware.kind)
+    if saved:
+        trainer.restore(saved.arrays, saved.document)
+    else:
+        _save(path, trainer, settings, task)
+    every = -(-settings.ppo.iterations // settings.ppo.checkpoints)
+    metrics = MetricsFile(Path(directory) / METRICS, trainer.iteration)
+    total = settings.ppo.iterations * settings.ppo.batch
+    start = time.monotonic()
+    with ProgressLine(total, trainer.steps, shown(trainer.plan.nbytes)) as progress:
+
+        def note(report):
+            if report is None:
+                return
+            metrics.write(
+                {
+                    "iteration": report.iteration,
+                    "steps": report.steps,
+                    "seconds": round(time.monotonic() - start, 3),
+                    "mean_return": report.mean_return,
+                    **report.figures,
+                }
+            )
+            progress.show(report.steps, report.mean_return)
+
+        try:
+            while not trainer.done and not stop.asked:
+                note(trainer.advance())
+                if trainer.iteration % every == 0 or trainer.done or stop.asked:
+                    # The figures must be read before the state they belong to is kept.
+                    note(trainer.drain())
+                    _save(path, trainer, settings, task)
+        finally:
+            metrics.close()
+    return trainer, path
+
+
+def _save(path, trainer, settings, task):
+    arrays, document = trainer.state()
+    normalizer = {f"normalizer.{name}": array for name, array in task.normalizer.items()}
+    document["config"] = config.to_dict(settings)
+    checkpoint.save(path, {**arrays, **normalizer}, document)
+
+
+def _loaded(path, settings, env):
+    """The checkpoint of a run, when it is one of this configuration."""
+    wanted = expected_arrays(settings.ppo, env)
+    if env.series:
+        column = (env.table_columns,), np.float32
+        wanted |= {"normalizer.mean": column, "normalizer.std": column}
+    saved = checkpoint.load(path, wanted)
+    # Through JSON, as the document went: it makes lists of tuples.
+    mine = json.loads(json.dumps(config.to_dict(settings)))
+    other = [k for k in mine if k not in ("device", "data")]
+    theirs = saved.document.get("config")
+    if not isinstance(theirs, dict) or any(mine[k] != theirs.get(k) for k in other):
+        raise CheckpointError(f"{path} was written with another config than the {CONFIG} beside it")
+    iteration, curve = saved.document.get("iteration"), saved.document.get("curve")
+    counted = type(iteration) is int and 0 <= iteration <= settings.ppo.iterations
+    if not counted or not isinstance(curve, list):
+        raise CheckpointError(f"{path} does not say how far it is")
+    return saved
+
+
+def evaluation(directory, settings):
+    """Evaluate a run's checkpoint, and write evaluation.json, evaluation.txt and equity.png.
+
+    The market's policy plays the test split of the data, each symbol from its first bar to its
+    last; others play greedy episodes.
+
+    Args:
+        directory: the run's folder.
+        settings: its Config; `data` may be another file, of which the test split is used too.
+
+    Returns:
+        (report, text, notes): for JSON, for people, and what could not be done.
+    """
+    directory = Path(directory)
+    env = environment(settings, start="first")
+    saved = _loaded(directory / CHECKPOINT, settings, env)
+    policy = env, network_of(settings.ppo, env), saved.arrays["parameters"]
+    notes = []
+    if env.series:
+        report, date, curves = _market(settings, saved, *policy)
+        pictured = {name.replace("_", " "): curves[name] for name in ("policy", "buy_and_hold")}
+        try:
+            plots.equity_png(directory / EQUITY, date, pictured)
+        except plots.PlotsError as error:
+            notes.append(str(error))
+    else:
+        own = settings.cartpole
+        report = evaluate.episodes(*policy, own.episodes, own.max_steps, settings.ppo.seed)
+    report["steps"] = saved.document["iteration"] * settings.ppo.batch
+    text = evaluate.as_text(report)
+    (directory / EVALUATION_JSON).write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")
+    (directory / EVALUATION_TEXT).write_text(text, encoding="utf-8")
+    return report, text, notes
+
+
+def _market(settings, saved, env, network, parameters):
+    (_, _, test), normalizer_of = _splits(settings)
+    arrays = {name: saved.arrays[f"normalizer.{name}"] for name in ("mean", "std")}
+    table, series = _arrays(env, test, normalizer_of.from_dict(arrays))
+    present, starts, lengths = np.unique(test.segment, return_index=True, return_counts=True)
+    segments = evaluate.Segments(
+        symbols=tuple(test.symbol[s] for s in present),
+        starts=starts,
+        lengths=lengths,
+        price=test.price,
+        date=test.date,
+    )
+    positions = evaluate.greedy_positions(
+        env, network, parameters, table, series, segments, settings.market.episode
+    )
+    return evaluate.market(positions, segments, settings.market.cost)
