@@ -41,23 +41,24 @@ FAILED, BAD_INPUT, STOPPED = 1, 2, 130
 @contextmanager
 def _in_one_sentence():
     """Turn what can go wrong into a sentence and an exit code; our own mistakes keep a traceback."""
-    warnings.showwarning = lambda message, *_: _say(f"warning: {message}", sys.stderr)
-    try:
-        from lowgpu.checkpoint import CheckpointError
-        from lowgpu.config import ConfigError
-        from lowgpu.pools import MemoryPlanError
-        from lowgpu.ppo import TrainingError
-        from lowgpu.runs import RunError
-
-        refused = ConfigError, CheckpointError, MemoryPlanError, RunError, hardware.DeviceError
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: _say(f"warning: {message}", sys.stderr)
         try:
-            yield
-        except refused as error:
-            _end(error, BAD_INPUT)
-        except (TrainingError, OSError) as error:
-            _end(error, FAILED)
-    except KeyboardInterrupt:
-        _end("stopped; a run that had begun keeps its last checkpoint", STOPPED)
+            from lowgpu.checkpoint import CheckpointError
+            from lowgpu.config import ConfigError
+            from lowgpu.pools import MemoryPlanError
+            from lowgpu.ppo import TrainingError
+            from lowgpu.runs import RunError
+
+            refused = ConfigError, CheckpointError, MemoryPlanError, RunError, hardware.DeviceError
+            try:
+                yield
+            except refused as error:
+                _end(error, BAD_INPUT)
+            except (TrainingError, OSError) as error:
+                _end(error, FAILED)
+        except KeyboardInterrupt:
+            _end("stopped; a run that had begun keeps its last checkpoint", STOPPED)
 
 
 def _say(text, file=None):

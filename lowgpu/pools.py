@@ -115,9 +115,15 @@ def _on_gpu(plan):
     import cupy
 
     # Straight from cudaMalloc: CuPy's pool would round up and keep what it once had.
-    memory = cupy.cuda.MemoryPointer(cupy.cuda.Memory(max(plan.nbytes, 1)), 0)
+    try:
+        memory = cupy.cuda.MemoryPointer(cupy.cuda.Memory(max(plan.nbytes, 1)), 0)
+    except (cupy.cuda.runtime.CUDARuntimeError, MemoryError) as error:
+        raise MemoryPlanError(
+            f"the GPU refused {shown(plan.nbytes)} in one piece ({error}); give fewer ppo.envs or "
+            "end what else uses it"
+        ) from None
+    memory.memset(0, plan.nbytes)
     slab = cupy.ndarray((plan.nbytes,), np.uint8, memptr=memory)
-    slab.fill(0)
     arrays = {
         name: cupy.ndarray(b.shape, b.dtype, memptr=memory + plan.offsets[name])
         for name, b in plan.declared.items()

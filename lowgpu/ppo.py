@@ -112,9 +112,7 @@ class PPO:
         self._rows = [
             b.index[m * config.minibatch : (m + 1) * config.minibatch] for m in range(parts)
         ]
-        # The deviation of one advantage is no measure: a minibatch of one is not normalised.
-        alone = config.minibatch == 1
-        self._moments = [None if alone else b.moments[m] for m in range(parts)]
+        self._moments = list(b.moments)
         self._episodes, losses, norms = _report_views(b.report, config.updates)
         self._losses, self._norms = list(losses), [norms[u : u + 1] for u in range(config.updates)]
         self._scratch = {

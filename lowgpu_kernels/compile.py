@@ -129,6 +129,8 @@ def _cuda_c(path, macros, linked, architecture):
             std="c++17",
             relocatable_device_code=True,
             link_time_optimization=True,
+            # Lambdas are device code without saying so, as toolkits before 13.1 ask.
+            device_as_default_execution_space=True,
             include_path=str(INCLUDE),
             define_macro=[("LG_ROW", str(ROW)), *((n, str(v)) for n, v in macros)],
         )

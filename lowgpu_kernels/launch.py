@@ -85,16 +85,15 @@ def device():
     """The GPU that launches go to: the current one, or the one a recording was opened for."""
     if _recorder is not None:
         return _recorder.device
-    if simulated():
+    if SIMULATED:
         return KNOWN["H100"]
     from cupy.cuda import runtime
 
     return _device(runtime.getDevice())
 
 
-def simulated():
-    """Whether Numba kernels run in its simulator, which NUMBA_ENABLE_CUDASIM=1 asks for."""
-    return os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
+# Whether Numba kernels run in its simulator; numba reads the variable once, on import, as we do.
+SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
 
 
 @dataclass(frozen=True)
@@ -153,27 +152,36 @@ class Launchable:
     def __init__(self, function, threads):
         functools.update_wrapper(self, function)
         self.function, self.threads = function, threads
-        self.typed = {}  # kernels by the types of their arguments
+        self.plans = {}  # how arguments lie, by their shapes, shared memory and device
 
     def __getitem__(self, configuration):
         grid, block, stream, shared = (*configuration, 0)[:4]
         return functools.partial(self._launch, _three(grid), _three(block), stream, shared)
 
     def _launch(self, grid, block, stream, shared, *args):
-        if simulated():
+        if SIMULATED:
             from lowgpu_kernels.device import cuda
 
             if 0 not in grid:
                 cuda.jit(self.function)[grid, block](*args)
             return
-        key = tuple(
-            [(a.dtype.num, len(a.shape)) if type(a) is Buffer else a.dtype.num for a in args]
-        )
-        kernel = self.typed.get(key)
-        if kernel is None:
-            types = tuple([_type_of(a) for a in args])
-            kernel = self.typed[key] = NumbaKernel(self.function, types, self.threads)
-        launch(kernel, grid, block, args, stream, shared)
+        if 0 in grid:
+            return
+        key = tuple([(a.shape, a.dtype.num) if type(a) is Buffer else a.dtype.num for a in args])
+        if _recorder is not None:
+            _recorder.made.append(Made(self._typed(args), grid, block, shared))
+            return
+        place = key, shared, _current_device()
+        plan = self.plans.get(place)
+        if plan is None:
+            if len(self.plans) >= MOST_PLANS:
+                self.plans.clear()
+            loaded = _loaded(self._typed(args), place[-1], shared)
+            plan = self.plans[place] = _Plan(loaded, args, numba=True)
+        plan(grid, block, args, stream)
+
+    def _typed(self, args):
+        return _numba_kernel(self.function, tuple(map(_type_of, args)), self.threads)
 
 
 def kernel(threads):
@@ -188,13 +196,18 @@ def _type_of(value):
     return value.dtype.name
 
 
+@functools.cache
+def _numba_kernel(function, types, threads):
+    return NumbaKernel(function, types, threads)
+
+
 def launch(kernel, grid, block, args, stream, shared=0):
-    """Queue one kernel. An empty grid is no launch.
+    """Queue one CUDA C kernel. An empty grid is no launch.
 
     Args:
-        kernel: a CudaC or a NumbaKernel.
+        kernel: what `cuda_c` gave.
         grid, block: three counts each, or one.
-        args: Buffers, NumPy scalars, and None for an array that was not given (CUDA C only).
+        args: Buffers, NumPy scalars, and None for an array that was not given.
         stream: address of the stream.
         shared: dynamic shared memory a block, bytes.
     """
@@ -204,90 +217,117 @@ def launch(kernel, grid, block, args, stream, shared=0):
     if _recorder is not None:
         _recorder.made.append(Made(kernel, grid, block, shared))
         return
-    index = _current_device()
-    loaded = _LOADED.get((id(kernel), index, shared))
-    if loaded is None:
-        loaded = _LOADED[id(kernel), index, shared] = _Loaded(kernel, index, shared)
-    loaded(grid, block, args, stream)
+    place = id(kernel), shared, _current_device()
+    plan = _PLANS.get(place)
+    if plan is None:
+        loaded = _loaded(kernel, place[-1], shared)
+        plan = _PLANS[place] = _Plan(loaded, args, numba=False)
+    plan(grid, block, args, stream)
 
 
 def _current_device():
-    from cupy.cuda import runtime
+    global _current_device
+    from cupy.cuda.runtime import getDevice
 
-    return runtime.getDevice()
-
-
-@functools.lru_cache(maxsize=4096)
-def _numba_shape(shape, itemsize):
-    """What numba's kernels are told of a C-contiguous array beside its address."""
-    strides, step = [], itemsize
-    for size in reversed(shape):
-        strides.append(step)
-        step *= size
-    return step // itemsize, (*shape, *reversed(strides))
+    _current_device = getDevice  # an import statement a launch costs more than asking
+    return getDevice()
 
 
-_LOADED = {}  # _Loaded by kernel, device and shared memory; each holds its kernel, so ids stay good
+_PLANS = {}  # _Plan by kernel, shared memory and device; each holds its kernel, so ids stay good
+MOST_PLANS = 256  # shapes of one Numba kernel whose argument layout is kept
 
 
+@dataclass(frozen=True)
 class _Loaded:
-    """A kernel on one device, allowed its dynamic shared memory, and room to lay its arguments out.
+    """A kernel on one device, allowed its dynamic shared memory."""
 
-    The driver copies the arguments during the call, so one buffer serves every launch of a kernel;
-    a lock keeps two threads from laying out at once.
+    kernel: object
+    module: object
+    address: int
+    shared: int
+
+
+@functools.cache
+def _loaded(kernel, index, shared):
+    from cupy.cuda import function
+    from cupy_backends.cuda.api import driver
+
+    on = _device(index)
+    binary = kernel.binary(on.architecture)
+    resources = binary.kernel(kernel.entry)
+    if resources.shared + shared > on.shared_per_block:
+        raise ValueError(
+            f"{resources.entry} needs {resources.shared + shared} B of shared memory a block; "
+            f"{on.name} has {on.shared_per_block} B"
+        )
+    module = function.Module()
+    module.load(binary.cubin)
+    address = module.get_function(resources.entry).ptr
+    if resources.shared + shared > 48 * KB:
+        attribute = driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        driver.funcSetAttribute(address, attribute, shared)
+    return _Loaded(kernel, module, address, shared)
+
+
+class _Plan:
+    """Where the arguments of a launch lie: addresses and scalars, packed anew each time, and behind
+    them what numba's kernels are told of arrays, which is fixed with the shapes.
+
+    The driver copies the arguments during the call, so one buffer serves every launch; a lock keeps
+    two threads from packing at once.
     """
 
-    def __init__(self, kernel, index, shared):
-        from cupy.cuda import function
+    def __init__(self, loaded, args, numba):
         from cupy_backends.cuda.api import driver
 
-        on, binary = _device(index), kernel.binary(_device(index).architecture)
-        resources = binary.kernel(kernel.entry)
-        if resources.shared + shared > on.shared_per_block:
-            raise ValueError(
-                f"{resources.entry} needs {resources.shared + shared} B of shared memory a block; "
-                f"{on.name} has {on.shared_per_block} B"
-            )
-        self.kernel, self.shared, self.numba = kernel, shared, isinstance(kernel, NumbaKernel)
-        self.module = function.Module()
-        self.module.load(binary.cubin)
-        self.address = self.module.get_function(resources.entry).ptr
-        if resources.shared + shared > 48 * KB:
-            attribute = driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            driver.funcSetAttribute(self.address, attribute, shared)
-        self.driver_launch, self.lock, self.layout = driver.launchKernel, threading.Lock(), None
-
-    def __call__(self, grid, block, args, stream):
-        values = []
-        for a in args:
-            if type(a) is not Buffer:
-                values.append(0 if a is None else a)
-            elif self.numba:
-                size, tail = _numba_shape(a.shape, a.dtype.itemsize)
-                values += (0, 0, size, a.dtype.itemsize, a.address, *tail)
-            else:
-                values.append(a.address)
-        with self.lock:
-            if self.layout is None:
-                self._lay_out(values)
-            self.layout.pack_into(self.buffer, 0, *values)
-            self.driver_launch(
-                self.address, *grid, *block, self.shared, stream, self.pointers_address, 0
-            )
-
-    def _lay_out(self, values):
-        """Fix the C type and place of each argument, from the first launch's values."""
-        codes = [v.dtype.char if isinstance(v, np.generic) else "q" for v in values]
+        codes = ["q" if a is None or type(a) is Buffer else a.dtype.char for a in args]
+        self.loaded, self.driver_launch, self.lock = loaded, driver.launchKernel, threading.Lock()
         self.layout = struct.Struct("@" + "".join(codes))
-        self.buffer = ctypes.create_string_buffer(self.layout.size)
-        base, offset, places = ctypes.addressof(self.buffer), 0, []
-        for code in codes:
+        start = -(-self.layout.size // 8) * 8
+        places, fixed, offset = [], [], 0
+
+        def fix(*values):
+            for value in values:
+                places.append(start + 8 * len(fixed))
+                fixed.append(value)
+
+        for a, code in zip(args, codes):
             size = struct.calcsize(code)
             offset = -(-offset // size) * size
-            places.append(base + offset)
+            described = numba and type(a) is Buffer
+            if described:
+                fix(0, 0, a.size, a.dtype.itemsize)
+            places.append(offset)
+            if described:
+                fix(*a.shape, *_strides(a))
             offset += size
-        self.pointers = (ctypes.c_void_p * len(places))(*places)
+        self.buffer = ctypes.create_string_buffer(start + 8 * len(fixed))
+        struct.pack_into(f"@{len(fixed)}q", self.buffer, start, *fixed)
+        base = ctypes.addressof(self.buffer)
+        self.pointers = (ctypes.c_void_p * len(places))(*(base + p for p in places))
         self.pointers_address = ctypes.addressof(self.pointers)
+
+    def __call__(self, grid, block, args, stream):
+        values = [a.address if type(a) is Buffer else 0 if a is None else a for a in args]
+        with self.lock:
+            self.layout.pack_into(self.buffer, 0, *values)
+            self.driver_launch(
+                self.loaded.address,
+                *grid,
+                *block,
+                self.loaded.shared,
+                stream,
+                self.pointers_address,
+                0,
+            )
+
+
+def _strides(buffer):
+    strides, step = [], buffer.dtype.itemsize
+    for size in reversed(buffer.shape):
+        strides.append(step)
+        step *= size
+    return reversed(strides)
 
 
 def _three(count):

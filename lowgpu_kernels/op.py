@@ -6,6 +6,7 @@ only place that says shapes, element types and ranges; calls, tests, benches and
 
 import functools
 import inspect
+import threading
 from collections import namedtuple
 
 import numpy as np
@@ -14,6 +15,9 @@ from lowgpu_kernels import arrays
 from lowgpu_kernels.dims import REAL, Outputs, Spec
 
 OPS = {}
+# numba's workqueue layer aborts the process when two threads run parallel loops at once. Reentrant,
+# so an executor may call another op.
+_cpu_turn = threading.RLock()
 
 
 class Op:
@@ -146,7 +150,8 @@ class Op:
             *work,
         )
         if device is None:
-            self.cpu(*call)
+            with _cpu_turn:
+                self.cpu(*call)
         else:
             self._on_device(device, call, stream)
         del held

@@ -1,7 +1,10 @@
 // Runs a CUDA C kernel on the host, block after block: a thread is a fiber, which runs until it waits
 // for its block or its warp. Stands in for bf16.cuh, async_copy.cuh and mma.cuh, whose PTX it does as
-// the PTX manual's pictures of the fragments say. Asynchronous copies arrive when they are waited for
-// and not before; shared memory starts as NaN.
+// the PTX manual's pictures of the fragments say. Shared memory starts as NaN.
+//
+// Forwards, the first thread runs first and a copy arrives when it is waited for; backwards, the last
+// thread runs first and a copy arrives as it starts. A kernel with a barrier missing gives different
+// results in one of the two.
 #pragma once
 #include <ucontext.h>
 
@@ -34,7 +37,12 @@ struct Three { unsigned x = 0, y = 0, z = 0; };
 static Three threadIdx, blockIdx, blockDim;
 static uint4* memory;  // dynamic shared memory
 
-struct Copy { void* to; const void* from; bool valid; };
+struct Copy {
+    void* to;
+    const void* from;
+    bool valid;
+    void arrive() const { valid ? memcpy(to, from, 16) : memset(to, 0, 16); }
+};
 
 struct Fiber {
     ucontext_t context;
@@ -50,10 +58,10 @@ struct Exchange {  // what the lanes of a warp show each other
     unsigned a[32][4], b[32][2];
 };
 
-static std::vector<Fiber>* fibers;
 static Fiber* running;
 static ucontext_t scheduler;
 static int living;
+static bool copies_arrive_at_once;
 static Gate block_gate;
 static std::vector<Gate> warp_gates;
 static std::vector<Exchange> exchanges;
@@ -91,17 +99,16 @@ static void enter() {
     swapcontext(&running->context, &scheduler);
 }
 
-// `backwards` lets the last thread go first: a missing barrier then shows in one order or the other.
 template <class... A>
 static int launch(void (*kernel)(A...), void** args, int grid_x, int grid_y, int threads, int shared,
                   int backwards) {
+    copies_arrive_at_once = backwards;
     static void (*the_kernel)(A...);
     static void** the_args;
     the_kernel = kernel;
     the_args = args;
     body = [] { call(the_kernel, the_args, std::index_sequence_for<A...>()); };
     std::vector<Fiber> all(threads);
-    fibers = &all;
     const std::unique_ptr<uint4[]> held(new uint4[shared / 16 + 1]);
     memory = held.get();
     blockDim = {unsigned(threads), 1, 1};
@@ -155,7 +162,8 @@ inline float tanh_approximate(float x) { return tanhf(x); }
 
 inline void start_copy_16(void* shared, const void* global, bool valid) {
     if ((std::size_t)shared % 16 || (valid && (std::size_t)global % 16)) __builtin_trap();
-    running->groups.back().push_back({shared, global, valid});
+    const Copy copy = {shared, global, valid};
+    copies_arrive_at_once ? copy.arrive() : running->groups.back().push_back(copy);
 }
 inline void end_copy_group() { running->groups.push_back({}); }
 
@@ -163,8 +171,7 @@ template <int GROUPS>
 void wait_for_copies_but() {
     auto& groups = running->groups;
     while (groups.size() > GROUPS + 1) {
-        for (const Copy& copy : groups.front())
-            copy.valid ? memcpy(copy.to, copy.from, 16) : memset(copy.to, 0, 16);
+        for (const Copy& copy : groups.front()) copy.arrive();
         groups.erase(groups.begin());
     }
 }

@@ -15,14 +15,17 @@ from lowgpu_kernels.compile import HERE, INCLUDE
 
 EMULATED = {"bf16.cuh", "async_copy.cuh", "mma.cuh"}
 FLAGS = (
-    *("-std=c++17", "-O2", "-shared", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing"),
+    *("-std=c++17", "-O1", "-shared", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing"),
     *("-fsanitize=alignment,shift", "-fsanitize-undefined-trap-on-error", "-Wno-unknown-pragmas"),
 )
 
 
 @contextmanager
 def emulating(on, backwards=False):
-    """Within this context CUDA C launches run here, on NumPy arrays, as if on the Device `on`."""
+    """Within this context CUDA C launches run here, on NumPy arrays, as if on the Device `on`.
+
+    Run a kernel with `backwards` and without: emulator.h says what a difference means.
+    """
 
     def run(kernel, grid, block, args, stream, shared=0):
         grid, block = launch._three(grid), launch._three(block)

@@ -589,7 +589,7 @@ def place(tmp_path_factory):
 FUZZ = dict(deadline=None, suppress_health_check=list(HealthCheck), database=None)
 
 
-@settings(max_examples=4000, **FUZZ)
+@settings(max_examples=3000, **FUZZ)
 @given(base=st.sampled_from(BASES), edits=st.lists(EDIT, min_size=1, max_size=4))
 @example(base=b"\n", edits=[])
 @example(base=HEADER.encode() + b"\r\r\n" + ROW.encode(), edits=[])

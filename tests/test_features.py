@@ -268,6 +268,17 @@ def test_no_feature_looks_ahead_the_rows_of_a_shorter_history_are_the_same_bits(
     assert part.last.tolist() == [0] * (rows - 1) + [1]
 
 
+@pytest.mark.parametrize("decades", [12, -12])
+def test_no_feature_looks_ahead_when_the_price_changes_its_order_of_magnitude(decades):
+    # TA-Lib compares with absolute thresholds, so a scale taken from later prices would show.
+    move = np.random.default_rng(0).standard_normal(300)
+    bars = bars_of(10 ** (np.linspace(0, decades, 300) + 0.01 * move), np.full(300, 5.0))
+    whole = features(bars)
+    for cut in (70, 150, 299):
+        part = features(first(bars, cut))
+        assert part.features.tobytes() == whole.features[: cut - WARMUP].tobytes()
+
+
 @pytest.mark.parametrize("cut", [63, 64, 65, 1000, 1021, 2047, 3269])
 def test_no_feature_of_the_sample_looks_ahead(cut):
     bars = sample()

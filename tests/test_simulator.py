@@ -22,7 +22,7 @@ from tests.harness import (
 )
 
 pytestmark = pytest.mark.skipif(
-    not launch.simulated(), reason="needs NUMBA_ENABLE_CUDASIM=1: make check runs it"
+    not launch.SIMULATED, reason="needs NUMBA_ENABLE_CUDASIM=1: make check runs it"
 )
 
 

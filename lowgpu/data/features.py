@@ -346,7 +346,9 @@ FEATURES: tuple[Feature, ...] = (
         lambda s: s.from_average(talib.EMA(s.close, 12)),
     ),
     Feature("macd", "MACD line (12, 26) / ATR", 33, lambda s: s.in_ranges(s.macd[0])),
-    Feature("macd_histogram", "MACD (12, 26, 9) / ATR", 33, lambda s: s.in_ranges(s.macd[2])),
+    Feature(
+        "macd_histogram", "MACD histogram (12, 26, 9) / ATR", 33, lambda s: s.in_ranges(s.macd[2])
+    ),
     Feature("slope_20", "10 × slope of the line through 20 closes / ATR", 19, _slope_20),
     Feature(
         "adx_14",
@@ -644,7 +646,8 @@ class Normalizer:
         bad = np.flatnonzero(~np.isfinite(features).all(axis=0))
         if len(bad):
             raise ValueError(f"features: wanted finite values, got others in {_named(bad)}")
-        constant = features.min(axis=0) == features.max(axis=0)
+        # Float64 adds up to 2^29 equal float32 values without rounding, so a constant column has
+        # itself as its mean and a deviation of exactly 0.
         mean = features.mean(axis=0, dtype=np.float64)
         square = np.zeros_like(mean)
         # In steps, so that the float64 copy stays small.
@@ -652,7 +655,6 @@ class Normalizer:
             apart = features[start : start + 16_384] - mean
             square += (apart * apart).sum(axis=0)
         std = np.sqrt(square / len(features)).astype(np.float32)
-        std[constant] = 0
         if np.any(std == 0):
             warnings.warn(
                 f"features: {_named(np.flatnonzero(std == 0))} constant, and normalized to 0",

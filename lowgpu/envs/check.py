@@ -278,11 +278,14 @@ def _compare_with_gpu(env, table, series, seed, steps):
     def same(function, named, here, on_gpu):
         for name, ours, theirs in zip(named, here, on_gpu):
             theirs = cupy.asnumpy(theirs)
-            if ours.tobytes() != theirs.tobytes():
-                e = np.argwhere(ours.view("u1") != theirs.view("u1"))[0][0]
+            bits = f"u{ours.itemsize}"
+            differs = np.argwhere(ours.view(bits) != theirs.view(bits))
+            if len(differs):
+                at = tuple(map(int, differs[0]))
                 raise EnvError(
-                    f"{env.name}: {function} gives {name} {ours[e]} on the CPU and {theirs[e]} on "
-                    "the GPU from the same state: use the functions of lowgpu_kernels.device.maths"
+                    f"{env.name}: {function} gives {name}{list(at)} = {ours[at]} on the CPU and "
+                    f"{theirs[at]} on the GPU from the same state: use the functions of "
+                    "lowgpu_kernels.device.maths"
                 )
 
     table_there, series_there = there(table), there(series)

@@ -106,7 +106,7 @@ def _installed(*modules):
 
 def check_machine_code(env):
     """Compile for every architecture and look; returns what was compiled for, and if it was seen."""
-    if device.cuda is None or launch.simulated() or not _installed("cuda", "cuda.core"):
+    if device.cuda is None or launch.SIMULATED or not _installed("cuda", "cuda.core"):
         return (), False
     kernels = {
         "reset": reset.kernel_of(env),

@@ -17,4 +17,5 @@ f32, i32, u32, u64 = np.float32, np.int32, np.uint32, np.uint64
 
 # A scalar function called from njit loops and from kernels alike. No fastmath: it would delete
 # NaN tests, and the CPU and the GPU would round differently.
-scalar = njit(cache=False)
+# Division by zero is infinity, as on a GPU.
+scalar = njit(error_model="numpy")

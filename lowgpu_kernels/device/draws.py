@@ -6,15 +6,14 @@ from numba.extending import register_jitable
 
 from lowgpu_kernels import launch
 from lowgpu_kernels.device import f32, i32, scalar
-from lowgpu_kernels.device.maths import NAN, cos_f32, exp_f32, log_f32, sin_f32
+from lowgpu_kernels.device.maths import INFINITY, NAN, cos_f32, exp_f32, log_f32, sin_f32
 from lowgpu_kernels.device.philox import unit
 
-INFINITY = f32(float("inf"))
 TWO_PI = f32(6.283185307179586)
 
 # In the simulator a kernel's arrays are Python objects, which compiled code cannot take: there the
 # functions that read a row stay Python, and only compiled callers get them compiled.
-over_a_row = register_jitable if launch.simulated() else scalar
+over_a_row = register_jitable if launch.SIMULATED else scalar
 
 
 @scalar

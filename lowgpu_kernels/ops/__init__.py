@@ -2,6 +2,7 @@
 
 from lowgpu_kernels.ops.advantage.gae import gae
 from lowgpu_kernels.ops.loss.huber import huber
+from lowgpu_kernels.ops.mlp.mlp_backward import mlp_backward
 from lowgpu_kernels.ops.mlp.mlp_forward import mlp_forward
 from lowgpu_kernels.ops.optim.adam import adam
 from lowgpu_kernels.ops.policy.categorical import categorical
@@ -18,11 +19,18 @@ from lowgpu_kernels.ops.stats.permutation import permutation
 
 __all__ = [
     "adam",
+    "categorical",
     "env_step",
+    "episode_statistics",
     "gae",
     "huber",
+    "minibatch_moments",
+    "mlp_backward",
     "mlp_forward",
+    "moments",
+    "normalize",
     "observe",
+    "permutation",
     "ppo_loss",
     "reset",
     "rollout",

@@ -82,9 +82,7 @@ def _draw(rng, sizes, params):
 
 @mlp_forward.compares
 def _compare(name, found, expected, arguments, _):
-    y, hidden = forward_deviations(
-        arguments["x"], arguments["parameters"], arguments["network"]
-    )
+    y, hidden = forward_deviations(arguments["x"], arguments["parameters"], arguments["network"])
     assert_within(f"mlp_forward.{name}", found, expected, {"y": y, "hidden": hidden}[name])
 
 

@@ -2,7 +2,6 @@
 
 import functools
 
-from lowgpu_kernels import launch
 from lowgpu_kernels.op import blocks
 from lowgpu_kernels.ops.mlp.network import round_up
 

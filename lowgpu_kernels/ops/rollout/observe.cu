@@ -1,32 +1,20 @@
 // Observation rows of states: a row of the table, then what the env works out.
 #include "env.cuh"
+#include "real.cuh"
 
-#if LG_BFLOAT16
-using Element = unsigned short;  // the bits: rows are copied, and only the env's columns rounded
-__device__ inline Element element(float x) {
-    const unsigned bits = __float_as_uint(x);
-    if (x != x) return (bits >> 16) | 0x40u;
-    return (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
-}
-#else
-using Element = float;
-__device__ inline Element element(float x) { return x; }
-#endif
-
-constexpr int COUNT = 16 / sizeof(Element);
-constexpr int VECTORS = WIDTH / COUNT, WHOLE = TABLE_COLUMNS / COUNT, LANES = LG_LANES;
-static_assert(WIDTH % COUNT == 0, "a row is whole vectors");
+constexpr int VECTORS = WIDTH / PIECE, WHOLE = TABLE_COLUMNS / PIECE, LANES = LG_LANES;
+static_assert(WIDTH % PIECE == 0, "a row is whole vectors");
 static_assert(32 % LANES == 0 && LG_THREADS % 32 == 0, "a row's lanes lie in one warp");
 
 struct alignas(16) Vector {
-    Element of[COUNT];
+    Real of[PIECE];
 };
 
 // LANES neighbouring lanes own a row. Each copies vectors that are wholly the table's, so a row is
 // read and written as adjacent 16-byte pieces; the last lane makes the vectors the env has a part in.
 extern "C" __global__ void __launch_bounds__(LG_THREADS)
-observe_kernel(const float* floats, const int* ints, const Element* table, const float* series,
-               const int* index, int count, int rows, Element* x) {
+observe_kernel(const float* floats, const int* ints, const Real* table, const float* series,
+               const int* index, int count, int rows, Real* x) {
     const long long b = (long long)blockIdx.x * (LG_THREADS / LANES) + threadIdx.x / LANES;
     const int lane = threadIdx.x % LANES;
     if (b >= count) return;  // no barrier and no shuffle follows
@@ -38,15 +26,15 @@ observe_kernel(const float* floats, const int* ints, const Element* table, const
     for (int v = lane; v < WHOLE; v += LANES) to[v] = from[v];
 #endif
     if (lane != LANES - 1) return;
-    float tail[WIDTH - WHOLE * COUNT + 1] = {};  // never empty, also where the table fills the row
-    observe_env(state, series, rows, tail + TABLE_COLUMNS - WHOLE * COUNT);
+    float tail[WIDTH - WHOLE * PIECE + 1] = {};  // never empty, also where the table fills the row
+    observe_env(state, series, rows, tail + TABLE_COLUMNS - WHOLE * PIECE);
 #pragma unroll
     for (int v = WHOLE; v < VECTORS; ++v) {
         Vector made = {};
-        if (v * COUNT < TABLE_COLUMNS) made = from[v];
+        if (v * PIECE < TABLE_COLUMNS) made = from[v];
 #pragma unroll
-        for (int i = 0; i < COUNT; ++i)
-            if (v * COUNT + i >= TABLE_COLUMNS) made.of[i] = element(tail[(v - WHOLE) * COUNT + i]);
+        for (int i = 0; i < PIECE; ++i)
+            if (v * PIECE + i >= TABLE_COLUMNS) made.of[i] = to_real(tail[(v - WHOLE) * PIECE + i]);
         to[v] = made;
     }
 }

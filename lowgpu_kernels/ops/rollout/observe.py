@@ -129,7 +129,7 @@ def kernel_of(env, precision):
         env_links(env),
         threads=THREADS,
         lanes=lanes_of(env, precision),
-        bfloat16=precision == "bfloat16",
+        float32=precision == "float32",
         **env_macros(env),
     )
 

@@ -6,7 +6,7 @@ import numpy as np
 from numba import njit, prange
 
 from lowgpu_kernels import launch
-from lowgpu_kernels.device import cuda, f32
+from lowgpu_kernels.device import cuda, f32, i32
 from lowgpu_kernels.device.reduce import add_to_moments, block_moments, deviation_of
 from lowgpu_kernels.dims import F32, FLAG, I32, Int, M, N
 from lowgpu_kernels.op import blocks, op
@@ -91,7 +91,7 @@ def _cpu(x, index, minibatch, unbiased, out):
 
 
 @launch.kernel(threads=THREADS)
-def minibatch_moments_kernel(x, index, minibatch, fewer, out):
+def minibatch_moments_kernel(x, index, minibatch, passes, fewer, out):
     # A block owns a group. A warp reads 32 neighbouring indices; the values they name lie anywhere.
     counts = cuda.shared.array(THREADS, f32)
     means = cuda.shared.array(THREADS, f32)
@@ -100,10 +100,11 @@ def minibatch_moments_kernel(x, index, minibatch, fewer, out):
     first = group * int(minibatch)
     last = min(first + int(minibatch), index.shape[0])
     count, mean, m2 = f32(0), f32(0), f32(0)
-    # Not a range: with a step that is no constant it divides 64-bit integers.
+    # `passes` is counted on the host: a step that is no constant costs a 64-bit division here.
     i = first + thread
-    while i < last:
-        count, mean, m2 = add_to_moments(count, mean, m2, x[index[i]])
+    for _ in range(passes):
+        if i < last:
+            count, mean, m2 = add_to_moments(count, mean, m2, x[index[i]])
         i += cuda.blockDim.x
     count, mean, m2 = block_moments(counts, means, m2s, count, mean, m2)
     if thread == 0:
@@ -116,4 +117,7 @@ def minibatch_moments_kernel(x, index, minibatch, fewer, out):
 def _launch(x, index, minibatch, unbiased, out, stream):
     # A power of two, as block_moments needs; no more threads than a group has values.
     threads = min(max(1 << (int(minibatch) - 1).bit_length(), WARP), THREADS)
-    minibatch_moments_kernel[len(out), threads, stream](x, index, minibatch, f32(unbiased), out)
+    passes = i32(blocks(minibatch, threads))
+    minibatch_moments_kernel[len(out), threads, stream](
+        x, index, minibatch, passes, f32(unbiased), out
+    )

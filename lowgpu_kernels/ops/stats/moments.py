@@ -6,7 +6,7 @@ import numpy as np
 from numba import njit
 
 from lowgpu_kernels import launch
-from lowgpu_kernels.device import cuda, f32
+from lowgpu_kernels.device import cuda, f32, i32
 from lowgpu_kernels.device.reduce import (
     add_to_moments,
     block_moments,
@@ -79,17 +79,18 @@ def _cpu(x, unbiased, out, partials):
 
 
 @launch.kernel(threads=THREADS)
-def moments_partial_kernel(x, partials):
+def moments_partial_kernel(x, passes, partials):
     # A thread takes every gridDim * blockDim-th value, so a warp reads neighbours; a block leaves
     # one partial result.
     counts = cuda.shared.array(THREADS, f32)
     means = cuda.shared.array(THREADS, f32)
     m2s = cuda.shared.array(THREADS, f32)
     count, mean, m2 = f32(0), f32(0), f32(0)
-    # Not a range: with a step that is no constant it divides 64-bit integers.
+    # `passes` is counted on the host: a step that is no constant costs a 64-bit division here.
     i = cuda.grid(1)
-    while i < x.shape[0]:
-        count, mean, m2 = add_to_moments(count, mean, m2, x[i])
+    for _ in range(passes):
+        if i < x.shape[0]:
+            count, mean, m2 = add_to_moments(count, mean, m2, x[i])
         i += cuda.gridsize(1)
     count, mean, m2 = block_moments(counts, means, m2s, count, mean, m2)
     if cuda.threadIdx.x == 0:
@@ -116,5 +117,7 @@ def moments_kernel(partials, fewer, out):
 
 @moments.on_cuda
 def _launch(x, unbiased, out, partials, stream):
-    moments_partial_kernel[grid_of(len(x)), THREADS, stream](x, partials)
+    grid = grid_of(len(x))
+    passes = i32(blocks(len(x), grid * THREADS))
+    moments_partial_kernel[grid, THREADS, stream](x, passes, partials)
     moments_kernel[1, THREADS, stream](partials, f32(unbiased), out)
