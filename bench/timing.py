@@ -355,10 +355,14 @@ def _scaled(value):
 
 
 def save(path, rows, facts):
-    """Write facts and rows, every sample included, as JSON; the file appears whole or not at all."""
+    """Write facts and rows, every sample included, as JSON."""
+    save_document(path, {"facts": facts, "rows": [_plain(row) for row in rows]})
+
+
+def save_document(path, content):
+    """Write a document as JSON; the file appears whole or not at all."""
     path = Path(path)
     beside = path.with_name(path.name + ".part")
-    content = {"facts": facts, "rows": [_plain(row) for row in rows]}
     path.parent.mkdir(parents=True, exist_ok=True)
     with beside.open("w") as file:
         json.dump(content, file, indent=1)

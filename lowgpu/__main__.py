@@ -18,12 +18,6 @@ import typer
 
 from lowgpu import hardware
 
-# Before NumPy is imported, which is in the commands. A minibatch of a small network takes a core
-# microseconds, and a thread that waits for others takes as long: on a busy machine of two cores, two
-# threads trained CartPole 16 times slower than one (measured).
-for _threads in ("OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"):
-    os.environ.setdefault(_threads, "1")
-
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
@@ -245,6 +239,12 @@ def info(as_json: JSON = False):
 
 def main():
     """The entry point."""
+    # Before NumPy and Numba are imported, which is in the commands. A minibatch of a small network
+    # takes a core microseconds, and a thread that waits for others takes as long: on two cores under
+    # a load of 7, CartPole's iterations took 27 times as long with two threads of OpenBLAS and 14
+    # times with two of Numba (measured, one run each).
+    for threads in ("OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"):
+        os.environ.setdefault(threads, "1")
     app()
 
 

@@ -77,7 +77,8 @@ def training_task(settings):
 def _splits(settings):
     """The three splits of a Config's data, and the class of their normalizer."""
     try:
-        from lowgpu.data.features import Normalizer, features
+        from lowgpu.data.features import features
+        from lowgpu.data.normalizer import Normalizer
         from lowgpu.data.splits import split_by_time
     except ImportError as error:
         raise RunError(f"the market needs TA-Lib ({error}): pip install lowgpu[data]") from None

@@ -1,5 +1,6 @@
 """The words every signature is written in: dimensions, element types, parameter ranges, the row."""
 
+import functools
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -41,6 +42,9 @@ S = Dim("S", "read-only series of an environment, each R long")
 T = Dim("T", "time steps in a rollout")
 
 
+_name_of = functools.cache(lambda dtype: dtype.name)  # NumPy builds the name anew, slowly
+
+
 @dataclass(frozen=True)
 class Spec:
     """What an op expects of one array: element type and shape.
@@ -73,11 +77,12 @@ class Spec:
 
     def check(self, name, shape, dtype, sizes, chosen):
         """Refuse an array that does not fit; record its dimensions and element type."""
-        if dtype.name not in self.dtypes:
-            raise TypeError(f"{name} must be {self}, got {dtype.name}{list(shape)}")
-        if chosen.setdefault(self.dtypes, dtype.name) != dtype.name:
+        given = _name_of(dtype)
+        if given not in self.dtypes:
+            raise TypeError(f"{name} must be {self}, got {given}{list(shape)}")
+        if chosen.setdefault(self.dtypes, given) != given:
             raise TypeError(
-                f"{name} must be {chosen[self.dtypes]} like the arrays before it, got {dtype.name}"
+                f"{name} must be {chosen[self.dtypes]} like the arrays before it, got {given}"
             )
         if len(shape) != len(self.shape):
             raise ValueError(f"{name} must be {self}, got shape {shape}")

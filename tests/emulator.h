@@ -47,7 +47,7 @@ struct Copy {
 struct Fiber {
     ucontext_t context;
     std::vector<char> stack = std::vector<char>(256 << 10);
-    bool done = false;
+    bool done = false, at_block_gate = false;
     std::vector<std::vector<Copy>> groups = {{}};
 };
 
@@ -82,7 +82,11 @@ static void pass(Gate& gate, int expected) {
     while (gate.generation == before) pause();
 }
 
-static void __syncthreads() { pass(block_gate, living); }
+static void __syncthreads() {
+    running->at_block_gate = true;
+    pass(block_gate, living);
+    running->at_block_gate = false;
+}
 static void sync_warp() { pass(warp_gates[threadIdx.x / 32], 32); }
 
 template <class... A, std::size_t... I>
@@ -129,16 +133,24 @@ static int launch(void (*kernel)(A...), void** args, int grid_x, int grid_y, int
                 fiber.context.uc_link = nullptr;
                 makecontext(&fiber.context, enter, 0);
             }
-            for (int rounds = 0; living > 0; ++rounds) {
-                if (rounds > 10000000) return 1;  // somebody waits for a thread that will not come
-                for (int i = 0; i < threads; ++i) {
-                    const int t = backwards ? threads - 1 - i : i;
-                    if (all[t].done) continue;
-                    running = &all[t];
-                    threadIdx = {unsigned(t), 0, 0};
-                    swapcontext(&scheduler, &running->context);
+            for (int turns = 0; living > 0;)
+                for (int i = 0; i < threads / 32; ++i) {
+                    const int warp = backwards ? threads / 32 - 1 - i : i;
+                    // A warp runs on until only the block can let it pass: warps drift far apart.
+                    for (bool stuck = false; !stuck;) {
+                        stuck = true;
+                        for (int lane = 0; lane < 32; ++lane) {
+                            const int t = warp * 32 + (backwards ? 31 - lane : lane);
+                            if (all[t].done) continue;
+                            running = &all[t];
+                            threadIdx = {unsigned(t), 0, 0};
+                            swapcontext(&scheduler, &running->context);
+                            stuck = stuck && (all[t].done || all[t].at_block_gate);
+                        }
+                        // Somebody waits for a thread that will not come.
+                        if (++turns > 10000000) return 1;
+                    }
                 }
-            }
         }
     return 0;
 }

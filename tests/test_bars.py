@@ -10,8 +10,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from lowgpu.data import bars as bars_module
-from lowgpu.data.bars import Bars, BarsError, read_csv, sample
+from lowgpu.data import Bars, BarsError, csv_reader, read_csv, sample
 
 HEADER = "date,open,high,low,close,volume\n"
 GOOD = HEADER + "2020-01-01,10,12,8,11,100\n2020-01-02,11,13,9,12,0\n2020-01-03,12,14,10,13,1e2\n"
@@ -35,7 +34,7 @@ def epoch(text):
 def same(a, b):
     return a.symbol == b.symbol and all(
         np.array_equal(getattr(a, name), getattr(b, name))
-        for name in ("offsets", "line", *bars_module.COLUMNS)
+        for name in ("offsets", "line", *csv_reader.COLUMNS)
     )
 
 
@@ -373,7 +372,7 @@ def test_lines_are_counted_over_every_size_of_block(write, monkeypatch):
     expected = read_csv(write(text))
     assert expected.line.tolist() == list(range(2, 42))
     for nbytes in (1, 7, 31, 33, 97, 1000):
-        monkeypatch.setattr(bars_module, "_BLOCK_NBYTES", nbytes)
+        monkeypatch.setattr(csv_reader, "_BLOCK_NBYTES", nbytes)
         assert same(read_csv(write(text)), expected)
         with pytest.raises(BarsError, match="line 42: the line is empty, and bars follow"):
             read_csv(write(text + "2020-01-01,1,1,1,1,0\n"))
@@ -476,7 +475,7 @@ def test_the_adjusted_close_undoes_a_split_and_leaves_a_real_crash():
 
 
 def test_without_the_adjusted_close_the_splits_of_the_sample_are_warned_of(write):
-    source = bars_module.Path(bars_module.__file__).parent / "sample" / "stocks.csv.gz"
+    source = csv_reader.Path(csv_reader.__file__).parent / "sample" / "stocks.csv.gz"
     lines = gzip.decompress(source.read_bytes()).decode().splitlines()
     text = "\n".join(line.rpartition(",")[0] for line in lines)
     with pytest.warns(
@@ -600,7 +599,7 @@ def test_a_mutated_file_gives_legal_bars_or_a_bars_error_alike_by_block_and_by_l
     path.write_bytes(mutate(base, edits))
     by_block = outcome(path)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bars_module, "_parse_columns", lambda lines, header: None)
+        patch.setattr(csv_reader, "_parse_columns", lambda lines, header: None)
         by_line = outcome(path)
     if isinstance(by_block, str):
         assert by_block == by_line and "\n" not in by_block and len(by_block) < 500

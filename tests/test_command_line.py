@@ -8,6 +8,7 @@ import sys
 import time
 import tomllib
 
+import numba
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -25,6 +26,15 @@ MARKET = (
     *("--device", "cpu", "--steps", "100", "--set", "envs=6", "--set", "rollout_steps=8"),
     *("--set", "minibatches=3", "--set", "hidden=[8]"),
 )
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """As the program does for itself."""
+    before = numba.get_num_threads()
+    numba.set_num_threads(1)
+    yield
+    numba.set_num_threads(before)
 
 
 @pytest.fixture

@@ -10,8 +10,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from lowgpu.data import features as features_module
-from lowgpu.data.bars import PRICES, Bars, BarsError, sample
+from lowgpu.data import sample
+from lowgpu.data.bars import PRICES, Bars, BarsError
 from lowgpu.data.features import FEATURES, WARMUP, Normalizer, features
+from lowgpu.data.segment import Segment
 
 NAMES = [feature.name for feature in FEATURES]
 CALENDAR = ["day_sin", "day_cos", "week_sin", "week_cos", "year_sin", "year_cos"]
@@ -334,7 +336,7 @@ def test_a_segment_with_fewer_than_two_bars_after_the_warm_up_is_refused():
 
 
 def test_every_feature_is_defined_from_its_look_back_on_and_not_before():
-    segment = features_module._Segment(random_bars(3, 150), slice(0, 150))
+    segment = Segment(random_bars(3, 150), slice(0, 150))
     for feature in FEATURES:
         values = feature.compute(segment)
         assert values.shape == (150,)

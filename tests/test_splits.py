@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lowgpu.data.bars import sample
+from lowgpu.data import sample
 from lowgpu.data.features import Table, features
 from lowgpu.data.splits import split_by_time
 

@@ -4,6 +4,7 @@
 `from lowgpu.data.features import features`. That module needs TA-Lib, and the bars do not.
 """
 
-from lowgpu.data.bars import Bars, BarsError, read_csv, sample
+from lowgpu.data.bars import Bars, BarsError
+from lowgpu.data.csv_reader import read_csv, sample
 
 __all__ = ["Bars", "BarsError", "read_csv", "sample"]

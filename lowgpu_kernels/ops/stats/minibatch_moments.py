@@ -20,6 +20,7 @@ WARP = 32
     # Values one thread takes in turn, then ten merges.
     error=lambda minibatch, **_: 4 * (minibatch / THREADS + 24),
     sizes=lambda params, sizes: {M: blocks(sizes[N], params["minibatch"])},
+    bench=("N=262144 minibatch=8192", "N=8388608 minibatch=262144"),
     flops=lambda N, **_: 6 * N,
 )
 def minibatch_moments(
