@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from bench.timing import device_facts
-from lowgpu_kernels.dims import REAL, B, Choice, Dim, E, Float, Int, N, R, Static, T
+from lowgpu_kernels.dims import REAL, B, Choice, E, Float, Int, N, R, Static, T
 from tests.harness import arrays_for, dims_of, every_op, kinds_of_real
 
 # Calls in one graph; reading the clock and launching the graph cost as much as a small kernel.
@@ -52,6 +52,7 @@ def pytest_generate_tests(metafunc):
     mark = pytest.mark.benchmark(timer=clock, min_time=1e-4, max_time=0.05, min_rounds=5)
     cases = {}
     for op in every_op:
+        assert op.bench, f"{op} declares no bench sizes"
         for declared in op.bench:
             counts = counts_of(declared, config.getoption("sizes"))
             shown = " ".join(f"{name}={count}" for name, count in counts.items())
@@ -135,9 +136,9 @@ def ceilings(pytestconfig):
             xp.copyto(target, source)
         seconds.append(clock() - start)
     facts = device_facts() if device == "cuda" else {}
-    clocks = facts.get("sm_count") and facts["sm_clock_max_mhz"]
-    known = FLOPS_A_CLOCK.get(facts.get("compute_capability"))
-    flops = {k: f * facts["sm_count"] * clocks * 1e6 for k, f in known.items()} if clocks else {}
+    known = FLOPS_A_CLOCK.get(facts.get("compute_capability"), {})
+    clocks = (facts.get("sm_count") or 0) * (facts.get("sm_clock_max_mhz") or 0) * 1e6
+    flops = {kind: count * clocks for kind, count in known.items() if clocks}
     return 2 * source.nbytes / min(seconds), flops
 
 
@@ -150,12 +151,12 @@ def library(device):
     return cupy
 
 
-def replayed(op, arrays, params, outputs, sizes):
+def replayed(op, arrays, params, outputs, sizes, real):
     """CALLS calls on a GPU as one CUDA graph: a function that launches it."""
     import cupy
 
     named = {d.name: size for d, size in sizes.items()}
-    work = [cupy.empty(shape, dtype) for shape, dtype in op.scratch_specs(named, params).values()]
+    work = [cupy.empty(shape, dtype) for shape, dtype in op.scratch_specs(named, params, real).values()]
     stream = cupy.cuda.Stream(non_blocking=True)
 
     def call():
@@ -185,16 +186,21 @@ def test_op(benchmark, pytestconfig, ceilings, op, counts, real):
         for _ in range(CALLS):
             op(**arrays, **params, out=outputs or None)
 
-    run = calls if device == "cpu" else replayed(op, arrays, params, outputs, sizes)
+    run = calls if device == "cpu" else replayed(op, arrays, params, outputs, sizes, real)
     run()  # compiles on a CPU
     benchmark(run)
 
     nbytes = nbytes_of(op, arrays, outputs, sizes)
     flops = op.flops(**{d.name: n for d, n in sizes.items()}) if op.flops else None
     benchmark.extra_info.update(
-        op=str(op), sizes={d.name: n for d, n in sizes.items()}, real=real, cache="warm"
+        op=str(op),
+        sizes={d.name: int(n) for d, n in sizes.items()},
+        real=real,
+        device=device,
+        cache="warm",
+        bytes=nbytes,
+        flops=flops,
     )
-    benchmark.extra_info.update(bytes=nbytes, flops=flops, device=device)
     if benchmark.stats is not None:  # None under --benchmark-disable
         benchmark.extra_info.update(rates(benchmark.stats["median"], nbytes, flops, real, ceilings))
 
@@ -211,13 +217,8 @@ def rates(seconds, nbytes, flops, real, ceilings):
         least = max(least, flops / peaks[real])
     return {
         "gb_per_second": nbytes / seconds / 1e9,
-        "tflop_per_second": flops and flops / seconds / 1e12,
+        "tflop_per_second": None if flops is None else flops / seconds / 1e12,
         "share_of_peak": least / seconds,
         "copy_gb_per_second": bandwidth / 1e9,
-        "peak_tflop_per_second": real in peaks and peaks[real] / 1e12 or None,
+        "peak_tflop_per_second": peaks[real] / 1e12 if real in peaks else None,
     }
-
-
-def test_every_op_declares_sizes_and_each_names_a_dimension_or_a_parameter(benchmark_skipped):
-    for op in every_op:
-        assert op.bench, f"{op} declares no bench sizes"

@@ -152,7 +152,7 @@ def graph_of(queue, calls):
         queue(stream)
     graph = stream.end_capture()
 
-    def run():
+    def run(memory=queue):  # the arrays the graph works on live as long as this does
         graph.launch(stream)
         stream.synchronize()
 

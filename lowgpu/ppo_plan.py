@@ -175,7 +175,9 @@ def plan_of(config, env, rows, kind):
         by_name = {dim.name: size for dim, size in sizes.items()}
         for op, params in settings_of(config, env, network).items():
             checked = op.checked_params({"epoch": 0, **params} if op is permutation else params)
-            for name, (shape, dtype) in op.scratch_specs(by_name, checked).items():
+            for name, (shape, dtype) in op.scratch_specs(
+                by_name, checked, config.precision
+            ).items():
                 declared[f"{op}.{name}"] = Declared(
                     shape, np.dtype(dtype), f"working memory of {op}", _MORE_MINIBATCHES
                 )

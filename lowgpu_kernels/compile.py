@@ -284,7 +284,9 @@ def link(parts, architecture, *options):
     """Link LTO-IR, as [(name, bytes)], into a Binary. Raises RuntimeError with the linker's words."""
     from cuda.bindings import nvjitlink
 
-    flags = [f"-arch={architecture}", "-lto", "-Xptxas=-v", "-verbose"]
+    # Without -no-cache the linker keeps its steps where there is a driver, and says nothing of
+    # registers when it finds them again.
+    flags = [f"-arch={architecture}", "-lto", "-no-cache", "-Xptxas=-v", "-verbose"]
     flags += [f"-{o}" for o in options]
     handle = nvjitlink.create(len(flags), flags)
     try:
@@ -301,7 +303,10 @@ def link(parts, architecture, *options):
         raise RuntimeError(f"{error}: {log.decode(errors='replace')}") from None
     finally:
         nvjitlink.destroy(handle)
-    return Binary(bytes(cubin), tuple(_reports(log.decode(errors="replace"))))
+    kernels = tuple(_reports(log.decode(errors="replace")))
+    if not kernels:
+        raise RuntimeError(f"the linker reported no kernel: {log.decode(errors='replace')}")
+    return Binary(bytes(cubin), kernels)
 
 
 def _reports(log):

@@ -8,6 +8,7 @@ import functools
 import inspect
 import threading
 from collections import namedtuple
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -141,20 +142,22 @@ class Op:
                 made = library.empty(spec.resolve(sizes), spec.dtype(chosen), first, stream)
                 results[name] = made
                 views[name] = _view(library, name, made, device)
-        # `held` keeps scratch that was allocated here alive until its kernels are queued.
-        work, held = self._scratch_views(scratch, library, sizes, params, first, stream, device)
         call = (
             *(views.get(n) for n in self.inputs),
             *params.values(),
             *(views[n] for n in self.outputs),
-            *work,
         )
         if device is None:
             with _cpu_turn:
-                self.cpu(*call)
+                self.cpu(*call, *[None] * len(self.scratch))
         else:
-            self._on_device(device, call, stream)
-        del held
+            with _current(device):
+                # `held` keeps scratch that was allocated here alive until its kernels are queued.
+                work, held = self._scratch_views(
+                    scratch, library, sizes, chosen, params, first, stream, device
+                )
+                self.cuda(*call, *work, stream)
+                del held
         if not self.outputs:
             return None
         final = self.result(
@@ -199,14 +202,22 @@ class Op:
             raise TypeError(f"{self} needs its arrays in one place: {where}")
         return places[first_name]
 
-    def scratch_specs(self, sizes, params):
-        """Shapes and types of the working memory of a call: {name: (shape, dtype)}."""
-        return {n: (make(sizes, params), dtype) for n, (dtype, make) in self.scratch.items()}
+    def scratch_specs(self, sizes, params, real="float32"):
+        """Shapes and types of the working memory of a call: {name: (shape, dtype)}.
 
-    def _scratch_views(self, scratch, library, sizes, params, first, stream, device):
-        if not self.scratch or device is None:
-            return [None] * len(self.scratch), None
-        wanted = self.scratch_specs({d.name: s for d, s in sizes.items()}, params)
+        Args:
+            sizes: by dimension name.
+            params: by name.
+            real: element type of the call's REAL arrays.
+        """
+        return {
+            n: (make(sizes, params), real if dtype is REAL else dtype)
+            for n, (dtype, make) in self.scratch.items()
+        }
+
+    def _scratch_views(self, scratch, library, sizes, chosen, params, first, stream, device):
+        named = {d.name: s for d, s in sizes.items()}
+        wanted = self.scratch_specs(named, params, chosen.get(REAL.dtypes, "float32"))
         if scratch is None:
             scratch = [
                 library.empty(shape, np.dtype(dtype), first, stream)
@@ -223,14 +234,17 @@ class Op:
             views.append(view)
         return views, scratch
 
-    def _on_device(self, device, call, stream):
-        import cupy
 
-        if device == cupy.cuda.runtime.getDevice():
-            self.cuda(*call, stream)
-        else:
-            with cupy.cuda.Device(device):
-                self.cuda(*call, stream)
+@contextmanager
+def _current(device):
+    """Work on a GPU that need not be the current one."""
+    import cupy
+
+    if device == cupy.cuda.runtime.getDevice():
+        yield
+    else:
+        with cupy.cuda.Device(device):
+            yield
 
 
 def _view(library, name, array, device):
@@ -252,8 +266,8 @@ def op(*, error, changes=(), scratch=None, sizes=None, bench=(), flops=None, exa
         error: (sizes by dimension name and parameters by name) -> allowed error, in eps of the
             element type computed in and relative to the largest value involved.
         changes: names of the inputs that are changed in place.
-        scratch: working memory on a GPU: {name: (dtype, (sizes, params) -> shape)}. Its contents
-            mean nothing before or after a call.
+        scratch: working memory on a GPU: {name: (dtype or REAL, (sizes, params) -> shape)}. Its
+            contents mean nothing before or after a call.
         sizes: (params, known sizes) -> {Dim: size} for dimensions that follow from parameters or
             from other dimensions.
         bench: sizes a bench times, as "T=128 E=4096".

@@ -46,12 +46,15 @@ def sizes_for(op, rng, params, sizes=ODD_SIZES, most=None):
     """Random odd sizes that go together; no array has more than `most` elements but a fixed one."""
     if most is None:
         most = MOST_ELEMENTS if op.verify is None else MOST_VERIFIED
+    specs = [*op.inputs.values(), *op.outputs.values()]
     while True:
         drawn = {d: int(rng.choice(sizes)) for d in dims_of(op)}
-        if op.derived is not None:
-            drawn.update(op.derived(params, drawn))
-        specs = [*op.inputs.values(), *op.outputs.values()]
-        if max(np.prod(s.resolve(drawn), dtype=np.int64) for s in specs) <= most or not any(sizes):
+        fixed = op.derived(params, drawn) if op.derived is not None else {}
+        drawn.update(fixed)
+        free = set(dims_of(op)) - set(fixed)
+        counted = [s for s in specs if free & set(s.dims())]
+        largest = max((np.prod(s.resolve(drawn), dtype=np.int64) for s in counted), default=0)
+        if largest <= most or not any(sizes):
             return drawn
         sizes = [s for s in sizes if s < max(sizes)] or [0]
 

@@ -167,6 +167,18 @@ def test_the_norm_is_that_before_clipping_and_the_gradient_is_left_alone():
     assert unclipped.bits() == loose.bits()
 
 
+def test_a_tiny_gradient_is_clipped_by_the_formula_of_torch():
+    """The 1e-6 added to the norm counts here: the factor is 1e-6 / 1.5e-6."""
+    gradient = np.array([3e-7, 4e-7], "f4")
+    tensor = torch.nn.Parameter(torch.zeros(2))
+    tensor.grad = torch.from_numpy(gradient.copy())
+    torch.nn.utils.clip_grad_norm_([tensor], 1e-6)
+    state = State([0.0, 0.0])
+    state.update(gradient, lr=0.1, beta1=0.0, max_norm=1e-6)
+    np.testing.assert_allclose(state.m, tensor.grad, rtol=4 * EPS)
+    np.testing.assert_allclose(state.m, [2e-7, 8e-7 / 3], rtol=1e-6)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e30])
 def test_a_norm_that_is_not_finite_changes_nothing_and_comes_out(bad):
     state = State([1.0, 2.0, 3.0])

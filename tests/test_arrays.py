@@ -64,7 +64,7 @@ def test_a_torch_parameter_is_read_as_its_values():
 def test_a_torch_view_with_strides_is_refused_by_name():
     arrays, _ = torch_arrays()
     arrays[0] = arrays[0].t().contiguous().t()
-    with pytest.raises(TypeError, match="^reward must be C-contiguous"):
+    with pytest.raises(TypeError, match=r"^reward must be C-contiguous"):
         gae(*arrays)
 
 
@@ -90,7 +90,9 @@ def test_arrays_of_two_libraries_are_refused():
 def test_a_read_only_output_and_a_foreign_byte_order_are_refused():
     out = np.empty((5, 3), "f4"), np.empty((5, 3), "f4")
     out[0].flags.writeable = False
-    with pytest.raises(ValueError, match="advantage is changed by this call, and was given read-only"):
+    with pytest.raises(
+        ValueError, match="advantage is changed by this call, and was given read-only"
+    ):
         gae(*inputs(), out=out)
     reward, *rest = inputs()
     with pytest.raises(TypeError, match="reward must be in native byte order"):

@@ -43,7 +43,7 @@ def launches_of(op, part, seeds=(0, 1, 2, 3)):
                 named = {d.name: s for d, s in sizes.items()}
                 work = [
                     Buffer(0x7E0000000000, shape, np.dtype(dtype))
-                    for shape, dtype in op.scratch_specs(named, params).values()
+                    for shape, dtype in op.scratch_specs(named, params, real).values()
                 ]
                 op.cuda(
                     *map(as_buffer, inputs.values()),

@@ -224,7 +224,7 @@ def recorded(op, network, batch, real, on):
         named_sizes = {d.name: n for d, n in sizes.items()}
         work = [
             Buffer(1 << 41, shape, np.dtype(dtype))
-            for shape, dtype in op.scratch_specs(named_sizes, params).values()
+            for shape, dtype in op.scratch_specs(named_sizes, params, real).values()
         ]
         outputs = map(buffer, poisoned_outputs(op, sizes, params, real))
         op.cuda(*map(buffer, inputs.values()), network, *outputs, *work, 0)

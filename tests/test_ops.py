@@ -97,7 +97,6 @@ def test_an_output_of_another_shape_is_refused(op):
         with pytest.raises(TypeError, match="no output"):
             op(**inputs, **params, out=np.empty(1, "f4"))
         return
-    name = next(iter(op.outputs))
     wrong = (np.concatenate([outs[0], outs[0], outs[0][:1]]), *outs[1:])
     with pytest.raises(ValueError, match=f" must be |^{op} needs "):
         op(**inputs, **params, out=wrong)

@@ -3,7 +3,7 @@
 //     extern __shared__ uint4 memory[];
 //     MlpTile<ROWS> tile(memory);            // MlpTile<ROWS>::NBYTES of shared memory
 //     ... write tile.input[row * tile.INPUT + column]: all ROWS rows, LG_INPUTS columns and then
-//         zeros to a multiple of 16 columns (load_rows does all of it); every number finite ...
+//         zeros to a multiple of 16 columns (load_tile_rows does all of it); every number finite ...
 //     mlp_tile_forward(tile, parameters, hidden, rows);
 //     ... read tile.y[row * LG_OUTPUTS + column], float32, pad columns zero ...
 //
@@ -264,7 +264,7 @@ __device__ inline void product(const Real* rows, int stride, const float* __rest
 // Starts copying `rows` rows of COLUMNS elements, a multiple of 8, into a tile. Further rows of the
 // tile, and further columns up to a multiple of 16, become zero. Ends a copy group.
 template <int ROWS, int COLUMNS>
-__device__ inline void load_rows(Real* tile, int stride, const Real* source, long long source_stride,
+__device__ inline void load_tile_rows(Real* tile, int stride, const Real* source, long long source_stride,
                                  int rows) {
     constexpr int PIECES = round_up(COLUMNS, 16) / PIECE;
     for (int i = threadIdx.x; i < ROWS * PIECES; i += MLP_THREADS) {
@@ -278,7 +278,7 @@ __device__ inline void load_rows(Real* tile, int stride, const Real* source, lon
 
 // Copies `rows` rows of COLUMNS elements, a multiple of 8, out of a tile.
 template <int ROWS, int COLUMNS>
-__device__ inline void store_rows(Real* to, long long to_stride, const Real* tile, int stride,
+__device__ inline void store_tile_rows(Real* to, long long to_stride, const Real* tile, int stride,
                                   int rows) {
     constexpr int PIECES = COLUMNS / PIECE;
     for (int i = threadIdx.x; i < ROWS * PIECES; i += MLP_THREADS) {
@@ -344,7 +344,7 @@ __device__ inline void forward_from(const MlpTile<ROWS>& tile, const float* __re
         if constexpr (!HEAD) {
             // The buffer is next written by the layer after the next, which a barrier holds back.
             if (hidden != nullptr)
-                store_rows<ROWS, FAN_OUT>(hidden + COLUMN, LG_HIDDEN, out, STRIDE, rows);
+                store_tile_rows<ROWS, FAN_OUT>(hidden + COLUMN, LG_HIDDEN, out, STRIDE, rows);
         }
         forward_from<ROWS, L + 1>(tile, parameters, hidden, rows);
     }

@@ -37,14 +37,14 @@ __device__ inline void backward_from(const MlpTile<LG_ROWS>& tile, const Real* h
         }
         __syncthreads();
     }
-    store_rows<LG_ROWS, round_up(layer.fan_out, 8)>(gradients + layer.gradient, LG_GRADIENTS,
+    store_tile_rows<LG_ROWS, round_up(layer.fan_out, 8)>(gradients + layer.gradient, LG_GRADIENTS,
                                                     gradient, STRIDE, rows);
     if constexpr (layer.depth > 0) {
         // What the layer before gave lies where its gradient will: each thread replaces its own.
         constexpr Layer before = LAYERS[L - 1];
         constexpr int BEFORE = MlpTile<LG_ROWS>::stride(before.depth);
         Real* const into = tile.at(before.depth);
-        load_rows<LG_ROWS, before.fan_out>(into, BEFORE, hidden + before.column, LG_HIDDEN, rows);
+        load_tile_rows<LG_ROWS, before.fan_out>(into, BEFORE, hidden + before.column, LG_HIDDEN, rows);
         wait_for_copies_but<0>();
         __syncthreads();
         product<LG_ROWS, Map<L, true>>(

@@ -53,9 +53,8 @@ def _partials_shape(sizes, params):
         P: params["network"].parameters,
     },
     scratch={
-        # Of the element type of x; bfloat16 fills the first half.
         "gradients": (
-            "float32",
+            REAL,
             lambda sizes, params: (sizes["B"], network_macros(params["network"])["gradients"]),
         ),
         "partials": ("float32", _partials_shape),

@@ -12,7 +12,7 @@ extern "C" __global__ void __launch_bounds__(MLP_THREADS, 2)
     const MlpTile<LG_ROWS> tile(memory);
     const long long first = (long long)blockIdx.x * LG_ROWS;
     const int rows = int(min((long long)LG_ROWS, batch - first));
-    load_rows<LG_ROWS, LG_INPUTS>(tile.input, tile.INPUT, x + first * LG_INPUTS, LG_INPUTS, rows);
+    load_tile_rows<LG_ROWS, LG_INPUTS>(tile.input, tile.INPUT, x + first * LG_INPUTS, LG_INPUTS, rows);
     wait_for_copies_but<0>();
     mlp_tile_forward(tile, parameters, hidden + first * LG_HIDDEN, rows);
     y += first * LG_OUTPUTS;
