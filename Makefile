@@ -1,37 +1,55 @@
-# One virtual environment holds everything; make puts it in .venv, or uses the one VENV names.
+# One virtual environment holds everything: .venv, or the one VENV names.
 VENV ?= .venv
 PYTHON ?= python3
-BIN = $(VENV)/bin
-# The GPU extra is added where an NVIDIA driver answers; its CUDA version picks the wheels.
-CUDA := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: \([0-9]*\).*/\1/p')
+BIN := $(VENV)/bin
 comma := ,
+# The GPU extra is added where an NVIDIA driver answers; the driver's CUDA version picks the wheels.
+CUDA := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: \([0-9]*\).*/\1/p')
+GPU := $(if $(CUDA),$(if $(filter 12,$(CUDA)),cuda12,cuda13)$(comma))
+NOTEBOOKS := $(patsubst notebooks/%.py,build/notebooks/%.ipynb,$(wildcard notebooks/*.py))
 
-.PHONY: train check lint test compile gpu sanitize bench clean
+.PHONY: train check lint test notebooks gpu clean
 
 train: $(VENV)/.train
 	$(BIN)/lowgpu train
 
-# Installed once; setup.cfg is what decides when to install again.
-$(VENV)/.train: setup.cfg
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -e ".[$(if $(CUDA),$(if $(filter 12,$(CUDA)),cuda12,cuda13)$(comma))data,plots]"
-	touch $@
-
-$(VENV)/.check: setup.cfg
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -e ".[cuda13,data,plots,gym,notebooks,dev]"
-	touch $@
-
-check: lint test
+check: lint test notebooks
 
 lint: $(VENV)/.check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
+# One thread a process: two test workers share the cores, and threads that wait spin.
+test notebooks: export NUMBA_NUM_THREADS = 1
+test notebooks: export OPENBLAS_NUM_THREADS = 1
+
 test: $(VENV)/.check
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal tests
 	NUMBA_ENABLE_CUDASIM=1 $(BIN)/python -m pytest -q tests/test_simulator.py
-	$(BIN)/python -m pytest -q --nbmake --nbmake-timeout=300 notebooks
+	$(BIN)/python -m pytest -q bench --benchmark-disable --sizes small --device cpu
 
+notebooks: $(NOTEBOOKS)
+	$(BIN)/python -m pytest -q --nbmake --nbmake-timeout=300 $(NOTEBOOKS)
+
+build/notebooks/%.ipynb: notebooks/%.py $(VENV)/.check
+	mkdir -p $(@D)
+	$(BIN)/jupytext -q --to ipynb -o $@ $<
+
+# Needs an NVIDIA GPU and a Python that has the GPU extra.
 gpu:
 	$(PYTHON) -m pytest -q -m gpu tests
+
+# A venv is made once, and filled again when setup.cfg changes.
+$(VENV)/.train: setup.cfg | $(BIN)/python
+	$(BIN)/python -m pip install -q -e ".[$(GPU)data,plots]"
+	touch $@
+
+$(VENV)/.check: setup.cfg | $(BIN)/python
+	$(BIN)/python -m pip install -q -e ".[cuda13,data,plots,gym,notebooks,interop,dev]"
+	touch $@
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+clean:
+	rm -rf $(VENV) build runs *.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks

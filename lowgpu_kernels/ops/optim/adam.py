@@ -39,7 +39,7 @@ def grid_of(parameters):
         "partials": ("float32", lambda sizes, params: (grid_of(sizes["P"]),)),
         "done": ("int32", lambda sizes, params: (1,)),
     },
-    bench=("P=57288", "P=1048576", "P=16777216"),
+    bench=("P=56008", "P=1048576", "P=16777216"),
     flops=lambda P, **_: 15 * P,
 )
 def adam(

@@ -56,6 +56,7 @@ def pairs():
     changes=("floats", "ints", "clock"),
     sizes=lambda params, sizes: _sizes(params, sizes),
     bench=("E=16384 R=1000000 steps=64",),
+    flops=lambda T, E, P, **_: 2 * T * E * P,
     examples=pairs,
 )
 def rollout(
