@@ -9,9 +9,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lowgpu_kernels import launch, ppo_loss
+from lowgpu_kernels import categorical, launch, minibatch_moments, ppo_loss
 from lowgpu_kernels.arrays import Buffer
-from lowgpu_kernels.ops.ppo.ppo_loss import STATISTICS, policy_term, softmax_of, value_term
+from lowgpu_kernels.ops.ppo.ppo_loss import STATISTICS, policy_term, value_term
 from tests.harness import arrays_for
 
 EPS = 2.0**-23
@@ -205,11 +205,10 @@ def test_a_nan_is_not_lost_in_a_comparison(place):
 @settings(deadline=None, max_examples=20)
 def test_before_the_first_update_the_ratio_is_one_and_nothing_is_clipped(rows, actions, seed):
     inputs, params = minibatch(np.random.default_rng(seed), rows, rows, actions)
-    y = inputs["y"]
     inputs["index"] = np.arange(rows, dtype="i4")
-    for b in range(rows):
-        peak, log_total, _ = softmax_of(y, b, np.int32(actions))
-        inputs["log_probability"][b] = y[b, inputs["action"][b]] - peak - log_total
+    logits = np.ascontiguousarray(inputs["y"][:, :actions])
+    drawn = categorical(logits, np.array([seed], "u8"), seed=seed)
+    inputs |= {"action": drawn.action, "log_probability": drawn.log_probability}
     got = named(ppo_loss(**inputs, **params).statistics)
     assert (got["ratio"], got["approximate_kl"], got["clip_fraction"]) == (1, 0, 0)
 
@@ -273,6 +272,10 @@ def test_a_minibatch_of_one_is_finite_without_moments():
     inputs["advantage"][64] = 3.7
     got = ppo_loss(**inputs, **params)
     assert np.isfinite(got.grad_y).all() and np.isfinite(got.statistics).all()
+    order = np.arange(65, dtype="i4")
+    moments = minibatch_moments(inputs["advantage"], order, minibatch=64, unbiased=True)
+    same = ppo_loss(**{**inputs, "moments": moments[1]}, **params)
+    np.testing.assert_array_equal(got.grad_y, same.grad_y)
     unbiased = np.array([3.7, np.nan], "f4")  # what torch.std says of one number
     with pytest.raises(ValueError, match=r"moments\[1\] must be .* got nan; leave moments out"):
         ppo_loss(**{**inputs, "moments": unbiased}, **params)

@@ -7,6 +7,7 @@ from numba.extending import register_jitable
 from lowgpu_kernels import launch
 from lowgpu_kernels.arrays import absent
 from lowgpu_kernels.device import cuda, f32, scalar
+from lowgpu_kernels.device.draws import softmax
 from lowgpu_kernels.device.maths import INFINITY, NAN, exp_f32, log_f32
 from lowgpu_kernels.dims import F32, I32, B, Float, Int, N, O, Outputs
 from lowgpu_kernels.launch import WARP
@@ -82,8 +83,8 @@ def ppo_loss(
         value: V(s) of the network that took it, same unit as returns.
         advantage: not normalised, same unit as returns.
         returns: what the value is trained on.
-        moments: mean and standard deviation of the advantages, to normalise them with. Leave it out
-            for a minibatch of one, whose deviation is not a number.
+        moments: mean and standard deviation of the advantages, to normalise them with. A minibatch
+            of one has no deviation: leave moments out, or give (0, 1) as minibatch_moments does.
         actions: discrete actions, 2 to 64.
         clip: how far the ratio may leave 1 before its gradient stops, in (0, 10].
         value_clip: how far V may leave `value` before its gradient stops, in the unit of returns;
@@ -196,26 +197,6 @@ def _refuse_outside(name, array, end):
         raise ValueError(f"{name}[{wrong[0]}] must be in [0, {end}), got {array[wrong[0]]}")
 
 
-# Functions of arrays are register_jitable: as scalar functions, the simulator could not call them.
-@register_jitable
-def softmax_of(y, b, actions):
-    """Largest logit of a row, log of the sum of exp(logit - largest), and the entropy."""
-    peak = y[b, 0]
-    for j in range(1, actions):
-        if y[b, j] > peak:
-            peak = y[b, j]
-    total, weighted = f32(0), f32(0)
-    for j in range(actions):
-        score = y[b, j] - peak
-        weight = exp_f32(score)
-        total += weight
-        # The score of a masked action is -inf, and 0 * -inf is NaN.
-        if weight > f32(0):
-            weighted += weight * score
-    log_total = log_f32(total)
-    return peak, log_total, log_total - weighted / total
-
-
 @scalar
 def policy_term(ratio, gain, clip):
     """Policy loss of a row, and d loss / d ratio."""
@@ -249,6 +230,7 @@ def value_term(v, old, target, value_clip):
     return NAN, NAN
 
 
+# Functions of arrays are register_jitable: as scalar functions, the simulator could not call them.
 @register_jitable
 def row_terms(b, y, rollout, actions, weights, grad_y):
     """Write the gradient of row b; return what it adds to each of the SUMS sums."""
@@ -259,8 +241,10 @@ def row_terms(b, y, rollout, actions, weights, grad_y):
     gain = advantage[n]
     if moments.shape[0] > 0:
         gain = (gain - moments[0]) / (moments[1] + f32(1e-8))
-    peak, log_total, entropy = softmax_of(y, b, actions)
-    log_ratio = y[b, chosen] - peak - log_total - log_probability[n]
+    # The sampler's own arithmetic: before the first update the ratio is exactly 1.
+    largest, total, entropy = softmax(y, b, actions)
+    log_total = log_f32(total)
+    log_ratio = y[b, chosen] - largest - log_total - log_probability[n]
     ratio = exp_f32(log_ratio)
     policy, slope = policy_term(ratio, gain, clip)
     value_loss, pull = value_term(y[b, actions], value[n], returns[n], value_clip)
@@ -268,7 +252,7 @@ def row_terms(b, y, rollout, actions, weights, grad_y):
     # Select, not multiply: a clipped ratio may be infinite.
     push = f32(0) if slope == f32(0) else slope * ratio * share
     for j in range(actions):
-        log_p = y[b, j] - peak - log_total
+        log_p = y[b, j] - largest - log_total
         p = exp_f32(log_p)
         if log_p == -INFINITY:
             grad_y[b, j] = f32(0)
