@@ -156,7 +156,9 @@ def replayed(op, arrays, params, outputs, sizes, real):
     import cupy
 
     named = {d.name: size for d, size in sizes.items()}
-    work = [cupy.empty(shape, dtype) for shape, dtype in op.scratch_specs(named, params, real).values()]
+    work = [
+        cupy.empty(shape, dtype) for shape, dtype in op.scratch_specs(named, params, real).values()
+    ]
     stream = cupy.cuda.Stream(non_blocking=True)
 
     def call():
