@@ -333,7 +333,7 @@ def report(rows, console=None):
             f"[{colour}]{bar}[/]" if colour else bar,
             _shown(row.floor_seconds, row),
         )
-    (console or Console()).print(table)
+    (console or Console(width=None if sys.stdout.isatty() else 140)).print(table)
 
 
 def _shown(seconds, row):

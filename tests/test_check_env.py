@@ -256,7 +256,7 @@ def next_row(floats, ints):
         (dict(observe=reads_past_the_series), r"observe makes out\[0\] nan"),
         (dict(table_row=next_row), r"table_row returns a row outside 0\.\.63"),
     ],
-    ids=str,
+    ids=lambda given: given if isinstance(given, str) else next(iter(given.values())).__name__,
 )
 def test_refuses_with_a_table_an_env_that(functions, sentence):
     env = with_functions(WALK, **functions)
