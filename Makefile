@@ -8,7 +8,7 @@ CUDA := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: \([0-9]*\).*/
 GPU := $(if $(CUDA),$(if $(filter 12,$(CUDA)),cuda12,cuda13)$(comma))
 NOTEBOOKS := $(patsubst notebooks/%.py,build/notebooks/%.ipynb,$(wildcard notebooks/*.py))
 
-.PHONY: train check lint test notebooks gpu clean
+.PHONY: train check lint test notebooks gpu sanitize clean
 
 train: $(VENV)/.train
 	$(BIN)/lowgpu train
@@ -50,6 +50,10 @@ $(VENV)/.check: setup.cfg | $(BIN)/python
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
+
+# compute-sanitizer's four tools over every kernel, each proven by a fault planted for it.
+sanitize:
+	$(PYTHON) -m tests.sanitize
 
 clean:
 	rm -rf $(VENV) build runs *.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks

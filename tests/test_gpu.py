@@ -136,7 +136,7 @@ def test_a_side_stream_of_torch_is_honoured():
     big = torch.randn(2048, 2048, device="cuda") / 45
     side = torch.cuda.Stream()
     torch.cuda.synchronize()
-    for _ in range(50):
+    for _ in range(100):
         with torch.cuda.stream(side):
             x = big
             for _ in range(20):

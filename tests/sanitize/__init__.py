@@ -1,0 +1,1 @@
+"""compute-sanitizer over every kernel of every op, and over planted faults that it must find."""
