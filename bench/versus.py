@@ -254,9 +254,11 @@ def gae(steps, envs, bar_seconds, calls=20):
             cupy.asarray(rng.standard_normal((steps, envs), dtype=np.float32)) for _ in range(2)
         )
         last, ended = value[0].copy(), cupy.asarray(rng.random((steps, envs)) < 0.01)
-        out = cupy.empty_like(reward), cupy.empty_like(reward)
+        out = cupy.empty_like(reward), cupy.empty_like(reward), cupy.empty(2, "f4")
+        wanted = op.scratch_specs({"T": steps, "E": envs}, {})
+        given = {"out": out, "scratch": [cupy.empty(*spec) for spec in wanted.values()]}
         return graph_of(
-            lambda stream: op(reward, value, last, ended, out=out, stream=stream), calls
+            lambda stream: op(reward, value, last, ended, **given, stream=stream), calls
         )
 
     def rival(name):
@@ -267,7 +269,7 @@ def gae(steps, envs, bar_seconds, calls=20):
 
         return make
 
-    traffic = steps * envs * (4 + 4 + 1 + 4 + 4)  # both outputs are written; the peer writes one
+    traffic = steps * envs * (4 + 4 + 1 + 4 + 4)  # two outputs are written; the peer writes one
     return Comparison(
         f"GAE {steps} x {envs}",
         ours,

@@ -149,7 +149,7 @@ class PPO:
             b.terminated,
             b.truncated,
             b.final_value,
-            out=(b.advantage, b.returns),
+            out=(b.advantage, b.returns, b.rollout_moments),
         )
         ended = b.reward, b.terminated, b.truncated
         call(episode_statistics, *ended, b.running_return, b.running_length, out=self._episodes)

@@ -104,6 +104,7 @@ def buffers(config, env):
         "last_value": (F32[E], "V of the state after the last step"),
         "advantage": (F32[T, E], "advantages"),
         "returns": (F32[T, E], "targets of the value"),
+        "rollout_moments": (F32[2], "mean and deviation of the rollout's advantages"),
         "index": (I32[N], "the rollout's rows in the order of an epoch"),
         "moments": (F32[M, 2], "mean and deviation of each minibatch's advantages"),
         "x": (real[B, I], "observations of a minibatch"),

@@ -3,6 +3,7 @@
 An op sees NumPy arrays on the CPU and `Buffer`s (an address, a shape, an element type) on a GPU.
 """
 
+import math
 import sys
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ class Buffer(NamedTuple):
 
     @property
     def size(self):
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
     @property
     def nbytes(self):

@@ -33,7 +33,8 @@ from lowgpu_kernels.compile import disassemble
 from lowgpu_kernels.device import cuda, f32
 from lowgpu_kernels.dims import E, T
 from lowgpu_kernels.op import blocks
-from lowgpu_kernels.ops.advantage.gae import THREADS, ahead_of, delta_of, gae_kernel
+from lowgpu_kernels.ops.advantage.gae import THREADS, gae_kernel
+from lowgpu_kernels.ops.advantage.steps import ahead_of, delta_of, read_group
 
 SHOWN = [launch.KNOWN[name] for name in ("A100", "L4", "H100")]
 
@@ -66,35 +67,41 @@ np.testing.assert_allclose(got.advantage.ravel(), [2.76853945, 1.90169, 0.98], r
 # %% [markdown]
 # ## The kernel
 #
-# Numba compiles this for a GPU. `delta_of` and `ahead_of` are the scalar steps that the CPU's loop
-# calls too, so both round alike.
+# Numba compiles this for a GPU: a thread an environment. It works on a group of steps at a time:
+# `read_group` has all of their loads in flight before it uses the first. `delta_of` and `ahead_of` are
+# the scalar steps that the CPU's loop calls too, so both round alike.
 
 # %%
 display(Code(inspect.getsource(gae_kernel.function), language="python"))
+display(Code(inspect.getsource(getattr(read_group, "py_func", read_group)), language="python"))
 
 
 # %% [markdown]
 # ## Its launch
 #
 # `launch.recording` takes down launches for a device instead of making them. A `Buffer` is an
-# address, a shape and an element type; nobody reads the address here.
+# address, a shape and an element type; nobody reads the address here. `gae` launches twice: what is
+# shown here, and a block that merges the moments. With fewer environments it would launch
+# `gae_scan_kernel`, which cuts their time into chunks as well.
 
 
 # %%
 def recorded(launcher, steps, envs, device):
-    """The launch of a launcher for gae, with time limits, on a device that need not be there."""
+    """The first launch of a launcher for gae, on a device that need not be there."""
     by_step = Buffer(0, (steps, envs), np.dtype("f4"))
     flags = Buffer(0, (steps, envs), np.dtype(bool))
     last_value = Buffer(0, (envs,), np.dtype("f4"))
     inputs = by_step, by_step, last_value, flags, flags, by_step
+    moments = Buffer(0, (2,), np.dtype("f4"))
     with launch.recording(device) as made:
-        launcher(*inputs, np.float32(0.99), np.float32(0.95), by_step, by_step, 0)
-    (only,) = made
-    return only
+        shape, dtype = gae.scratch_specs({"T": steps, "E": envs}, {})["partials"]
+        outputs = by_step, by_step, moments, Buffer(0, shape, np.dtype(dtype))
+        launcher(*inputs, np.float32(0.99), np.float32(0.95), *outputs, 0)
+    return made[0]
 
 
 for device in SHOWN:
-    made = recorded(gae.cuda, 128, 4096, device)
+    made = recorded(gae.cuda, 128, 131072, device)
     resources = made.resources(device)
     print(
         f"{device.name:5} {device.architecture:7} grid {made.grid}, block {made.block}: "
@@ -108,15 +115,15 @@ for device in SHOWN:
 # ## Occupancy by block size
 #
 # An SM gives out registers by the warp, shared memory by the block, and has room for a number of
-# threads and blocks. Small blocks run into the last, or into shared memory, of which each holds its
-# own. With the large parts there is about one block for each SM at this size, so occupancy is not
-# what bounds the kernel; where there are fewer than 32 environments it cuts time into more chunks.
+# threads and blocks. Small blocks run into the last, larger ones into registers: a group of steps in
+# registers has a thread's loads in flight together, and leaves room for fewer threads. The H100 still
+# holds all 131072 at once.
 
 # %%
-sizes = np.arange(32, THREADS + 1, 32)
+sizes = np.arange(32, 1025, 32)
 figure, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
 for device in SHOWN:
-    resources = recorded(gae.cuda, 128, 4096, device).resources(device)
+    resources = recorded(gae.cuda, 128, 131072, device).resources(device)
     found = [launch.occupancy(resources, int(n), on=device) for n in sizes]
     axes.plot(sizes, [f.fraction for f in found], label=device.name, drawstyle="steps-mid")
     print(
@@ -169,8 +176,9 @@ plt.show()
 # ## Machine code
 #
 # A loop is a label and a branch back to it. Below, what each loop of the H100's code is made of, and
-# the shortest that reads memory, loads highlighted. Most other lines work out addresses: numba
-# counts array indices in 64 bits.
+# the shortest that reads memory, loads highlighted. That loop is a group of steps: its loads stand
+# together, and the arithmetic that waits for them comes after. Final values, which few groups have, are
+# the loads behind the branch. Many other lines work out addresses: numba counts indices in 64 bits.
 
 
 # %%
@@ -189,7 +197,7 @@ def loops_of(sass):
 
 
 h100 = launch.KNOWN["H100"]
-sass = disassemble(recorded(gae.cuda, 128, 4096, h100).kernel.binary(h100.architecture))
+sass = disassemble(recorded(gae.cuda, 128, 131072, h100).kernel.binary(h100.architecture))
 loops = loops_of(sass)
 print(f"{'loop':8} {'instructions':>12} {'LDG':>4} {'STG':>4} {'LDS':>4}")
 for label, lines in loops.items():
@@ -221,7 +229,7 @@ except ImportError:
 
 
 def difference(function, steps=128, envs=129, seed=0):
-    """The largest difference from the spec, as a share of what the op allows."""
+    """The largest difference of advantages and returns, as a share of what the op allows."""
     rng = np.random.default_rng(seed)
     reward, value, final_value = rng.normal(size=(3, steps, envs)).astype("f4")
     inputs = reward, value, value[0], *(rng.random((2, steps, envs)) < 0.1), final_value
@@ -231,7 +239,7 @@ def difference(function, steps=128, envs=129, seed=0):
     allowed = gae.error(T=steps, E=envs) * 2.0**-23 * scale
     # CuPy arrays come to the CPU by `get`.
     on_cpu = [a.get() if hasattr(a, "get") else a for a in got]
-    return max(np.abs(w - g).max() for w, g in zip(want, on_cpu)) / allowed
+    return max(np.abs(w - g).max() for w, g in zip(want[:2], on_cpu)) / allowed
 
 
 share = difference(gae)
@@ -241,10 +249,8 @@ assert share < 1
 # %% [markdown]
 # ## A variant of your own
 #
-# The textbook's kernel: a thread owns an environment and walks back through all of its steps. It
-# reads every array once where ours reads twice, and has a sixteenth of the threads to hide the
-# memory's latency with. Write the kernel, write a launcher with the op's arguments, and look at it
-# as above.
+# The textbook's kernel: a step at a time, each of which waits for its own loads. Write the kernel,
+# write a launcher with the op's arguments, and look at it as above. This one leaves the moments out.
 
 
 # %%
@@ -269,18 +275,18 @@ def serial_kernel(
 
 
 def serial_launch(*arguments):
-    *arguments, stream = arguments
+    *arguments, _, _, stream = arguments  # the moments and their scratch
     envs = arguments[0].shape[1]
     serial_kernel[blocks(envs, 128), 128, stream](*arguments)
 
 
-for launcher, threads in ((gae.cuda, THREADS), (serial_launch, 128)):
-    made = recorded(launcher, 128, 4096, h100)
-    resources = made.resources(h100)
-    resident = made.grid[0] * threads / (h100.sms * h100.threads_per_sm)
+for launcher in (gae.cuda, serial_launch):
+    made = recorded(launcher, 128, 131072, h100)
+    sass = disassemble(made.kernel.binary(h100.architecture))
+    together = max(sum(" LDG" in line for line in lines) for lines in loops_of(sass).values())
     print(
-        f"{launcher.__name__:14} {made.grid[0]:4} blocks of {threads}: {resources.registers} "
-        f"registers, {resident:.0%} of the threads that an {h100.name} holds"
+        f"{made.kernel.function.__name__:14} {made.resources(h100).registers:4} registers, {together} "
+        "loads in its longest loop"
     )
 
 # %% [markdown]
@@ -288,7 +294,7 @@ for launcher, threads in ((gae.cuda, THREADS), (serial_launch, 128)):
 # registers a thread at most, and says whether it spills.
 
 # %%
-kernel = recorded(serial_launch, 128, 4096, h100).kernel
+kernel = recorded(serial_launch, 128, 131072, h100).kernel
 for threads in (128, 512, 1024):
     bound = replace(kernel, threads=threads).binary(h100.architecture)
     resources = bound.kernel(None)

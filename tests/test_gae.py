@@ -1,11 +1,18 @@
 """What GAE promises beyond agreeing with its spec."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lowgpu_kernels import gae
+import lowgpu_kernels.ops.advantage.gae as module
+from lowgpu_kernels import gae, launch
+from lowgpu_kernels.arrays import Buffer
+from lowgpu_kernels.dims import E, T
+from tests.harness import arrays_for, assert_agrees, run_launcher, run_numpy
+from tests.test_gpu import run_gpu
 
 
 def column(*values):
@@ -49,8 +56,10 @@ def test_a_truncation_without_a_finite_final_value_is_refused_by_place():
     one = column(1, 1)
     with pytest.raises(ValueError, match=r"final_value\[1, 0\] is nan where truncated"):
         gae(one, one, one[0], flags(0, 0), flags(0, 1), column(1, np.nan))
-    with pytest.raises(ValueError, match="truncated and final_value together"):
-        gae(one, one, one[0], flags(0, 0), flags(0, 1))
+    for call in gae, gae.cuda:
+        more = () if call is gae else (None, 0.9, 0.9, one, one, one[0], one, 0)
+        with pytest.raises(ValueError, match="truncated and final_value together"):
+            call(one, one, one[0], flags(0, 0), flags(0, 1), *more)
 
 
 def test_every_step_of_a_rollout_gets_an_advantage():
@@ -128,3 +137,147 @@ def test_says_which_array_has_the_wrong_shape():
     one = np.ones((4, 3), "f4")
     with pytest.raises(ValueError, match=r"last_value must be float32\[E\] with E=3, got shape"):
         gae(one, one, np.ones(2, "f4"), one > 2)
+
+
+def drawn(steps, envs, limits=True):
+    """Inputs by name, parameters and sizes of a call."""
+    rng = np.random.default_rng(1000 * steps + envs)
+    sizes = {T: steps, E: envs}
+    params = gae.checked_params({"gamma": 0.97, "lam": 0.9})
+    inputs = arrays_for(gae, rng, sizes, params)
+    if not limits:
+        inputs |= {"truncated": None, "final_value": None}
+    return inputs, params, sizes
+
+
+@given(st.integers(1, 40), st.integers(1, 9), seeds)
+@settings(deadline=None, max_examples=30)
+@example(1, 1, 0)
+def test_the_moments_are_those_of_every_advantage(steps, envs, seed):
+    rng = np.random.default_rng(seed)
+    reward, value, last = rollout(rng, steps, envs)
+    got = gae(100 + reward, value, last, rng.random((steps, envs)) < 0.2)
+    wide = got.advantage.astype("f8")
+    np.testing.assert_allclose(got.moments, [wide.mean(), wide.std()], rtol=1e-6)
+
+
+def test_equal_advantages_have_exactly_their_value_and_no_deviation():
+    """Case A7: normalising them gives zeros, not noise."""
+    third = np.full((7, 3), 1 / 3, "f4")
+    got = gae(third, 0 * third, third[0], third > 0)
+    np.testing.assert_array_equal(got.moments, [third[0, 0], 0])
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (5, 0), (0, 0)])
+def test_no_advantages_have_moments_of_zero(shape):
+    none = np.zeros(shape, "f4")
+    got = gae(none, none, np.ones(shape[1], "f4"), none > 0)
+    np.testing.assert_array_equal(got.moments, [0, 0])
+
+
+# Which kernel runs, and that it is right: the simulator and a GPU run both at every size.
+
+
+def launched(part, steps, envs):
+    """What a call with time limits launches on a known part."""
+
+    def arrays(specs):
+        return [Buffer(0x7F0000000000, s.resolve({T: steps, E: envs}), s.dtype({})) for s in specs]
+
+    params = gae.checked_params({})
+    with launch.recording(launch.KNOWN[part]) as made:
+        shape, dtype = gae.scratch_specs({"T": steps, "E": envs}, params)["partials"]
+        results = *arrays(gae.outputs.values()), Buffer(0x7E0000000000, shape, np.dtype(dtype))
+        gae.cuda(*arrays(gae.inputs.values()), *params.values(), *results, 0)
+    return made
+
+
+recorded = pytest.mark.skipif(launch.SIMULATED, reason="the simulator runs what it is given")
+
+
+@recorded
+@pytest.mark.parametrize(
+    "part, steps, envs, kernel, grid, threads",
+    [
+        ("H200", 9, 256 * 132, "gae_kernel", 264, 128),
+        ("H200", 9, 256 * 132 - 1, "gae_scan_kernel", 1056, 64),
+        ("H200", 8, 32, "gae_kernel", 1, 128),
+        ("H200", 128, 33, "gae_scan_kernel", 2, 512),
+        ("H200", 9, 1, "gae_scan_kernel", 1, 32),
+        ("H200", 4100, 4, "gae_scan_kernel", 1, 512),
+        ("L4", 9, 16384, "gae_kernel", 128, 128),
+    ],
+)
+def test_many_environments_get_a_thread_each_and_few_long_ones_a_scan(
+    part, steps, envs, kernel, grid, threads
+):
+    made = launched(part, steps, envs)
+    found = [(m.kernel.function.__name__, m.grid[0], m.block[0]) for m in made]
+    assert found == [(kernel, grid, threads), ("moments_kernel", 1, 256)]
+
+
+@recorded
+def test_131072_environments_run_in_one_wave_of_an_h200():
+    h200 = launch.KNOWN["H200"]
+    made, _ = launched("H200", 128, 131072)
+    resident = launch.occupancy(made.resources(h200), made.block[0], made.shared, h200)
+    assert resident.blocks_per_sm * h200.sms >= made.grid[0]
+
+
+# A tile of the scan is then 4 chunks of 8 steps.
+SHAPES = {"gae_kernel": (32, 1), "gae_scan_kernel": (8, 4)}
+either_kernel = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+simulated = pytest.mark.skipif(
+    not launch.SIMULATED, reason="needs NUMBA_ENABLE_CUDASIM=1: make check runs it"
+)
+
+
+@simulated
+@either_kernel
+@pytest.mark.parametrize("steps, envs", [*product((1, 7, 8, 9, 16, 17, 41), (1, 3, 32, 33))])
+def test_either_simulated_kernel_agrees_with_the_spec(monkeypatch, shape, steps, envs):
+    monkeypatch.setattr(module, "shape_of", lambda *_: shape)
+    inputs, params, sizes = drawn(steps, envs, limits=(steps + envs) % 2 == 0)
+    assert_agrees(gae, run_launcher(gae, inputs, params, sizes), inputs, params, sizes)
+
+
+def assert_a_nan_stays_behind_an_end(run):
+    """A NaN reward in the last step, and the end of an episode one chunk before that step's."""
+    inputs, params, sizes = drawn(33, 3)
+    end = 20
+    inputs["reward"][-1] = np.nan
+    inputs["terminated"][end:] = inputs["truncated"][end:] = False
+    inputs["terminated"][end] = True
+    advantage = run(gae, inputs, params, sizes)["advantage"]
+    assert np.isfinite(advantage[: end + 1]).all() and np.isnan(advantage[end + 1 :]).all()
+
+
+@simulated
+@either_kernel
+def test_a_simulated_nan_behind_a_termination_stays_there(monkeypatch, shape):
+    """Case A4, also where a whole chunk lies between the NaN and what it must not reach."""
+    monkeypatch.setattr(module, "shape_of", lambda *_: shape)
+    assert_a_nan_stays_behind_an_end(run_launcher)
+
+
+@pytest.mark.gpu
+@either_kernel
+def test_either_kernel_agrees_with_the_cpu_and_repeats(monkeypatch, shape):
+    monkeypatch.setattr(module, "shape_of", lambda *_: shape)
+    for steps, envs in product((1, 3, 4, 7, 8, 9, 16, 17, 131), (1, 3, 31, 32, 33, 257)):
+        call = drawn(steps, envs, limits=(steps + envs) % 2 == 0)
+        found, want = run_gpu(gae, *call), run_numpy(gae, *call)
+        again = run_gpu(gae, *call)
+        largest = max(1, np.abs(want["advantage"]).max())
+        allowed = 2 * gae.error(T=steps, E=envs) * 2.0**-23 * largest
+        for name in want:
+            np.testing.assert_allclose(found[name], want[name], rtol=0, atol=allowed)
+            assert again[name].tobytes() == found[name].tobytes()
+
+
+@pytest.mark.gpu
+@either_kernel
+def test_a_nan_behind_a_termination_stays_there_on_the_gpu(monkeypatch, shape):
+    """Case A4."""
+    monkeypatch.setattr(module, "shape_of", lambda *_: shape)
+    assert_a_nan_stays_behind_an_end(run_gpu)

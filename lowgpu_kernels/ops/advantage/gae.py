@@ -1,22 +1,69 @@
 """Generalised advantage estimation over a rollout."""
 
+import math
+
 import numpy as np
 from numba import njit, prange
 
 from lowgpu_kernels import launch
-from lowgpu_kernels.arrays import absent
-from lowgpu_kernels.device import cuda, f32, i32, scalar
+from lowgpu_kernels.arrays import Buffer, absent
+from lowgpu_kernels.device import cuda, f32, i32, u64
+from lowgpu_kernels.device.reduce import block_moments
 from lowgpu_kernels.dims import BOOL, F32, E, Float, Outputs, T
 from lowgpu_kernels.op import blocks, op
+from lowgpu_kernels.ops.advantage.steps import (
+    add_group,
+    ahead_of,
+    delta_of,
+    fill_group,
+    map_group,
+    read_group,
+)
+from lowgpu_kernels.ops.stats.moments import THREADS as MERGE_THREADS
+from lowgpu_kernels.ops.stats.moments import moments as moments_of
+from lowgpu_kernels.ops.stats.moments import moments_kernel
 
-ENVS = 32  # environments a block: one warp reads one 128 B line of each array a step
-THREADS = 512  # so time is cut into 16 chunks, more where there are fewer environments. Untuned.
+THREADS = 128  # environments a block of gae_kernel. Untuned.
+# Steps whose loads gae_kernel has in flight at once. With 4 an SM of 65536 registers holds 1024
+# threads, so 131072 environments run in one wave on 132 SMs; with 8 it does not. Untuned.
+GROUP = 4
+SCAN_THREADS = 512  # threads a block of gae_scan_kernel. Untuned.
+SCAN_GROUP = 8  # steps a thread of gae_scan_kernel holds in registers. Untuned.
+LANES = 32  # environments a block of it: one warp reads one 128 B line of each array a step
+# Environments an SM from which gae_kernel alone keeps memory busy: 256 have 9 KB of loads in flight.
+# Untuned.
+WIDE_ENVS = 256
+
+
+def shape_of(steps, envs, sms):
+    """Environments a block, and how many parts of their time it works on at once.
+
+    1 part is gae_kernel's, for many environments or too few steps to cut; gae_scan_kernel has more.
+    """
+    if steps <= SCAN_GROUP or envs >= WIDE_ENVS * sms:
+        return THREADS, 1
+    lanes = min(LANES, _power_of_two(envs))
+    most = SCAN_THREADS // lanes
+    # A power of two of threads, as block_moments needs, and a warp at least.
+    return lanes, min(max(_power_of_two(blocks(steps, SCAN_GROUP)), launch.WARP // lanes), most)
+
+
+def _power_of_two(count):
+    return 1 << max(count - 1, 0).bit_length()
+
+
+def _partials_shape(sizes, params):
+    lanes, _ = shape_of(sizes["T"], sizes["E"], launch.device().sms)
+    return blocks(sizes["E"], lanes), 3
 
 
 @op(
-    error=lambda T, **_: 8 * (T + 1),
+    # The recursion's roundings, a few a step, and those of merging moments: a thread's groups one
+    # after the other, threads logarithmically, blocks 256 side by side.
+    error=lambda T, E, **_: 8 * (T + 1) + 4 * (24 + E / LANES / MERGE_THREADS),
+    scratch={"partials": ("float32", _partials_shape)},
     bench=("T=128 E=4096", "T=64 E=16384", "T=128 E=131072", "T=65536 E=4"),
-    flops=lambda T, E, **_: 9 * T * E,
+    flops=lambda T, E, **_: 15 * T * E,
 )
 def gae(
     reward: F32[T, E],
@@ -28,7 +75,7 @@ def gae(
     *,
     gamma: Float(0, 1) = 0.99,
     lam: Float(0, 1) = 0.95,
-) -> Outputs(advantage=F32[T, E], returns=F32[T, E]):
+) -> Outputs(advantage=F32[T, E], returns=F32[T, E], moments=F32[2]):
     """Advantage of each action over the value estimate, and the return the value is trained on.
 
         next_value[t] = 0                 where terminated[t]
@@ -37,6 +84,10 @@ def gae(
         delta[t]      = reward[t] + gamma * next_value[t] - value[t]
         advantage[t]  = delta[t] + gamma * lam * advantage[t+1]   cut where either flag is set
         returns[t]    = advantage[t] + value[t]
+        moments       = mean and population standard deviation of advantage, over all T * E
+
+    The same call repeats bit for bit on one GPU; GPUs that cut time or environments otherwise round
+    otherwise.
 
     Args:
         reward: reward of step t, in the environment's own unit.
@@ -52,6 +103,8 @@ def gae(
     Returns:
         advantage: not normalised, same unit as reward.
         returns: advantage + value, to one rounding.
+        moments: (mean, std), same unit as reward, as `moments` and `normalize` have them: advantages
+            that are all equal give exactly their value and 0, no advantages give (0, 0).
 
     Raises:
         TypeError: an array of another element type, or arrays in two places.
@@ -74,7 +127,8 @@ def gae(
             ahead = reward[t, e] + gamma * next_value - value[t, e] + gamma * lam * ahead
             advantage[t, e] = ahead
             next_value = value[t, e]
-    return advantage, advantage + value
+    both = (advantage.mean(), advantage.std()) if advantage.size else (0, 0)
+    return advantage, advantage + value, np.array(both)
 
 
 @gae.draws
@@ -86,10 +140,14 @@ def _draw(rng, sizes, params):
     return {"terminated": rng.random(shape) < 0.1, "truncated": truncated, "final_value": final}
 
 
-@gae.checks
-def _check(truncated, final_value, **_):
+def _refuse_one_without_the_other(truncated, final_value):
     if (truncated is None) != (final_value is None):
         raise ValueError("gae needs truncated and final_value together")
+
+
+@gae.checks
+def _check(truncated, final_value, **_):
+    _refuse_one_without_the_other(truncated, final_value)
     if truncated is not None and not np.isfinite(final_value[truncated]).all():
         t, e = np.argwhere(truncated & ~np.isfinite(final_value))[0]
         raise ValueError(
@@ -98,22 +156,14 @@ def _check(truncated, final_value, **_):
         )
 
 
-@scalar
-def ahead_of(ended, ahead):
-    return f32(0) if ended else ahead
-
-
-@scalar
-def delta_of(reward, value, next_value, terminated, gamma):
-    # Select, not multiply: 0 * NaN is NaN.
-    return reward + (f32(0) if terminated else gamma * next_value) - value
-
-
 @gae.on_cpu
 def _cpu(reward, value, last_value, terminated, truncated, final_value, gamma, lam, *outputs):
+    advantage, returns, moments, partials = outputs
     if truncated is None:
         truncated, final_value = absent(terminated, 2), absent(reward, 2)
-    _cpu_loop(reward, value, last_value, terminated, truncated, final_value, gamma, lam, *outputs)
+    inputs = reward, value, last_value, terminated, truncated, final_value
+    _cpu_loop(*inputs, gamma, lam, advantage, returns)
+    moments_of.cpu(advantage.reshape(-1), False, moments, partials)
 
 
 @njit(parallel=True)
@@ -145,76 +195,148 @@ def gae_kernel(
     final_value,
     gamma,
     lam,
-    length,
+    steps,
     advantage,
     returns,
+    partials,
 ):
-    # A block owns blockDim.x environments and cuts time into blockDim.y chunks of `length` steps,
-    # one thread each.
-    # Lanes of a warp hold neighbouring environments, so every load is one coalesced row. A chunk is
-    # an affine map of the advantage that follows it, ahead -> offset + slope * ahead: each thread
-    # works out its own map, walks the maps behind it in shared memory, then fills its chunk in.
-    offsets = cuda.shared.array(THREADS, f32)
-    slopes = cuda.shared.array(THREADS, f32)
-    steps, envs = reward.shape
-    lanes = cuda.blockDim.x
-    lane, chunk = cuda.threadIdx.x, cuda.threadIdx.y
-    e = cuda.blockIdx.x * lanes + lane
-    first = min(chunk * length, steps)
-    last = min(first + length, steps)
-    limits = truncated.shape[0] > 0
-    decay = gamma * lam
-    offset, slope = f32(0), f32(1)
+    # A thread owns an environment and walks back through its steps, a group at a time, so several
+    # steps' loads are in flight before the first is used. Lanes of a warp hold neighbouring
+    # environments: every load is one coalesced row, and memory is passed over once.
+    counts = cuda.shared.array(THREADS, f32)
+    means = cuda.shared.array(THREADS, f32)
+    m2s = cuda.shared.array(THREADS, f32)
+    deltas = cuda.local.array(GROUP, f32)
+    values = cuda.local.array(GROUP, f32)
+    ends = cuda.local.array(GROUP, np.uint8)
+    limits = cuda.local.array(GROUP, np.uint8)
+    finals = cuda.local.array(GROUP, f32)
+    group = deltas, values, ends, limits, finals
+    inputs = reward, value, terminated, truncated, final_value
+    outputs = advantage, returns
+    e, envs = u64(cuda.grid(1)), u64(last_value.shape[0])
+    count, mean, m2 = f32(0), f32(0), f32(0)
+    # Threads without an environment stay for the block's moments.
     if e < envs:
-        next_value = value[last, e] if last < steps else last_value[e]
-        for t in range(last - 1, first - 1, -1):
-            limit = limits and truncated[t, e]
-            if limit:
-                next_value = final_value[t, e]
-            ended = limit or terminated[t, e]
-            delta = delta_of(reward[t, e], value[t, e], next_value, terminated[t, e], gamma)
-            offset = delta + decay * ahead_of(ended, offset)
-            slope = decay * ahead_of(ended, slope)
-            next_value = value[t, e]
-        offsets[chunk * lanes + lane] = offset
-        slopes[chunk * lanes + lane] = slope
-    cuda.syncthreads()
-    if e < envs:
-        ahead = f32(0)
-        for c in range(cuda.blockDim.y - 1, chunk, -1):
-            ahead = offsets[c * lanes + lane] + slopes[c * lanes + lane] * ahead
-        next_value = value[last, e] if last < steps else last_value[e]
-        for t in range(last - 1, first - 1, -1):
-            limit = limits and truncated[t, e]
-            if limit:
-                next_value = final_value[t, e]
-            delta = delta_of(reward[t, e], value[t, e], next_value, terminated[t, e], gamma)
-            ahead = delta + decay * ahead_of(limit or terminated[t, e], ahead)
-            next_value = value[t, e]
-            advantage[t, e] = ahead
-            returns[t, e] = ahead + next_value
+        ahead, next_value, decay = f32(0), last_value[e], gamma * lam
+        end = u64(steps) * envs + e
+        for _ in range(steps // GROUP):
+            next_value = read_group(inputs, end, envs, GROUP, next_value, gamma, group)
+            ahead = fill_group(outputs, end, envs, GROUP, ahead, decay, group)
+            count, mean, m2 = add_group(count, mean, m2, deltas, GROUP)
+            end -= u64(GROUP) * envs
+        held = steps % GROUP
+        if held > 0:
+            read_group(inputs, end, envs, held, next_value, gamma, group)
+            fill_group(outputs, end, envs, held, ahead, decay, group)
+            count, mean, m2 = add_group(count, mean, m2, deltas, held)
+    count, mean, m2 = block_moments(counts, means, m2s, count, mean, m2)
+    if cuda.threadIdx.x == 0:
+        block = cuda.blockIdx.x
+        partials[block, 0], partials[block, 1], partials[block, 2] = count, mean, m2
+
+
+@launch.kernel(threads=SCAN_THREADS)
+def gae_scan_kernel(
+    reward,
+    value,
+    last_value,
+    terminated,
+    truncated,
+    final_value,
+    gamma,
+    lam,
+    steps,
+    lane_bits,
+    advantage,
+    returns,
+    partials,
+):
+    # A block owns 2^lane_bits environments and walks back through time in tiles, a group a thread;
+    # lanes of a warp hold neighbouring environments. A group is an affine map of the advantage
+    # behind it, ahead -> offset + slope * ahead: each thread keeps its group in registers and leaves
+    # its map in shared memory, walks the maps behind it, then fills its group in.
+    offsets = cuda.shared.array(SCAN_THREADS, f32)
+    slopes = cuda.shared.array(SCAN_THREADS, f32)
+    cuts = cuda.shared.array(SCAN_THREADS, np.bool_)
+    carried = cuda.shared.array(LANES, f32)
+    counts = cuda.shared.array(SCAN_THREADS, f32)
+    means = cuda.shared.array(SCAN_THREADS, f32)
+    m2s = cuda.shared.array(SCAN_THREADS, f32)
+    deltas = cuda.local.array(SCAN_GROUP, f32)
+    values = cuda.local.array(SCAN_GROUP, f32)
+    ends = cuda.local.array(SCAN_GROUP, np.uint8)
+    limits = cuda.local.array(SCAN_GROUP, np.uint8)
+    finals = cuda.local.array(SCAN_GROUP, f32)
+    group = deltas, values, ends, limits, finals
+    inputs = reward, value, terminated, truncated, final_value
+    outputs = advantage, returns
+    thread, lanes, decay = cuda.threadIdx.x, 1 << lane_bits, gamma * lam
+    lane, chunk, chunks = thread & (lanes - 1), thread >> lane_bits, cuda.blockDim.x >> lane_bits
+    e, envs = u64(cuda.blockIdx.x * lanes + lane), u64(last_value.shape[0])
+    count, mean, m2 = f32(0), f32(0), f32(0)
+    if chunk == 0:
+        carried[lane] = f32(0)
+    left = steps
+    while left > 0:
+        # Steps up to the end of this thread's group; the first tile in time may leave it none.
+        mine = left - chunk * SCAN_GROUP
+        held = min(mine, SCAN_GROUP) if e < envs else 0
+        end = u64(max(mine, 0)) * envs + e
+        if held > 0:
+            next_value = value[end] if mine < steps else last_value[e]
+            read_group(inputs, end, envs, held, next_value, gamma, group)
+            offsets[thread], slopes[thread], cuts[thread] = map_group(deltas, ends, held, decay)
+        cuda.syncthreads()
+        ahead = carried[lane]
+        if held > 0:
+            for later in range(chunk):
+                other = (later << lane_bits) + lane
+                # Select, not a slope of 0: 0 * NaN is NaN.
+                ahead = offsets[other] + slopes[other] * ahead_of(cuts[other], ahead)
+        # Nobody may write what follows, or the next maps, before everybody has read these.
+        cuda.syncthreads()
+        if held > 0:
+            ahead = fill_group(outputs, end, envs, held, ahead, decay, group)
+            count, mean, m2 = add_group(count, mean, m2, deltas, held)
+            if chunk == chunks - 1:
+                carried[lane] = ahead
+        left -= chunks * SCAN_GROUP
+    count, mean, m2 = block_moments(counts, means, m2s, count, mean, m2)
+    if thread == 0:
+        block = cuda.blockIdx.x
+        partials[block, 0], partials[block, 1], partials[block, 2] = count, mean, m2
 
 
 @gae.on_cuda
-def _launch(
-    reward, value, last_value, terminated, truncated, final_value, gamma, lam, *outputs_and_stream
-):
-    advantage, returns, stream = outputs_and_stream
-    steps, envs = reward.shape
+def _launch(reward, value, last_value, terminated, truncated, final_value, gamma, lam, *outputs):
+    advantage, returns, moments, partials, stream = outputs
+    _refuse_one_without_the_other(truncated, final_value)
     if truncated is None:
-        truncated, final_value = absent(terminated, 2), absent(reward, 2)
-    lanes = min(ENVS, 1 << max(envs - 1, 0).bit_length())  # few environments: more chunks instead
-    chunks = THREADS // lanes
-    gae_kernel[blocks(envs, lanes), (lanes, chunks), stream](
-        reward,
-        value,
+        truncated, final_value = absent(terminated, 1), absent(reward, 1)
+    steps, envs = reward.shape
+    inputs = (
+        _flat(reward),
+        _flat(value),
         last_value,
-        terminated,
-        truncated,
-        final_value,
-        gamma,
-        lam,
-        i32(blocks(steps, chunks)),
-        advantage,
-        returns,
+        *(_flat(flags, np.uint8) for flags in (terminated, truncated)),
+        _flat(final_value),
     )
+    results = _flat(advantage), _flat(returns), partials
+    lanes, chunks = shape_of(steps, envs, launch.device().sms)
+    grid = len(partials)
+    if chunks == 1:
+        gae_kernel[grid, lanes, stream](*inputs, gamma, lam, i32(steps), *results)
+    else:
+        bits = i32(lanes.bit_length() - 1)
+        scan = gae_scan_kernel[grid, lanes * chunks, stream]
+        scan(*inputs, gamma, lam, i32(steps), bits, *results)
+    moments_kernel[1, MERGE_THREADS, stream](partials, f32(0), moments)
+
+
+def _flat(array, dtype=None):
+    """The same memory as a vector, read as another type of the same width."""
+    dtype = array.dtype if dtype is None else np.dtype(dtype)
+    if isinstance(array, np.ndarray):
+        return array.reshape(-1).view(dtype)
+    return Buffer(array.address, (math.prod(array.shape),), dtype)
