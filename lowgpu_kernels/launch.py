@@ -167,7 +167,8 @@ class Launchable:
             return
         if 0 in grid:
             return
-        key = tuple([(a.shape, a.dtype.num) if type(a) is Buffer else a.dtype.num for a in args])
+        # A Buffer from its second field on is its shape and element type.
+        key = tuple([a[1:] if type(a) is Buffer else type(a) for a in args])
         if _recorder is not None:
             _recorder.made.append(Made(self._typed(args), grid, block, shared))
             return
@@ -308,7 +309,7 @@ class _Plan:
         self.pointers_address = ctypes.addressof(self.pointers)
 
     def __call__(self, grid, block, args, stream):
-        values = [a.address if type(a) is Buffer else 0 if a is None else a for a in args]
+        values = [a[0] if type(a) is Buffer else 0 if a is None else a for a in args]
         with self.lock:
             self.layout.pack_into(self.buffer, 0, *values)
             self.driver_launch(

