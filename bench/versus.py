@@ -210,11 +210,15 @@ def update(batch, bar, calls=20):
 
         def queue(stream):
             with stream:
-                call(kernels.observe, *ppo._states, b.table, b.series, rows, out=b.x)
-                call(kernels.mlp_forward, b.x, b.parameters, out=(b.y, b.hidden))
-                call(kernels.ppo_loss, b.y, rows, *ppo._taken, moments, out=(b.grad_y, losses))
-                call(kernels.mlp_backward, b.x, b.hidden, b.grad_y, b.parameters, out=b.gradient)
-                call(kernels.adam, b.parameters, b.gradient, b.m, b.v, b.step, out=norm)
+                call(
+                    kernels.ppo_update,
+                    *(b.parameters, b.m, b.v, b.step),
+                    *ppo._states,
+                    *(b.table, b.series, rows),
+                    *ppo._taken,
+                    moments,
+                    out=(b.gradient, losses, norm),
+                )
 
         return graph_of(queue, calls)
 

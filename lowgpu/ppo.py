@@ -10,15 +10,11 @@ from lowgpu.pools import allocate, staging
 from lowgpu.ppo_plan import EPISODE, STATE, plan_of, settings_of
 from lowgpu.streams import queue_of
 from lowgpu_kernels import (
-    adam,
     episode_statistics,
     gae,
     minibatch_moments,
-    mlp_backward,
-    mlp_forward,
-    observe,
     permutation,
-    ppo_loss,
+    ppo_update,
     reset,
     rollout,
 )
@@ -159,11 +155,19 @@ class PPO:
             call(minibatch_moments, self._advantage, b.index, out=b.moments)
             for rows, moments in zip(self._rows, self._moments):
                 losses, norm = next(updates)
-                call(observe, *self._states, *data, rows, out=b.x)
-                call(mlp_forward, b.x, b.parameters, out=(b.y, b.hidden))
-                call(ppo_loss, b.y, rows, *self._taken, moments, out=(b.grad_y, losses))
-                call(mlp_backward, b.x, b.hidden, b.grad_y, b.parameters, out=b.gradient)
-                call(adam, b.parameters, b.gradient, b.m, b.v, b.step, out=norm)
+                call(
+                    ppo_update,
+                    b.parameters,
+                    b.m,
+                    b.v,
+                    b.step,
+                    *self._states,
+                    *data,
+                    rows,
+                    *self._taken,
+                    moments,
+                    out=(b.gradient, losses, norm),
+                )
 
     @property
     def done(self):

@@ -5,15 +5,11 @@ import numpy as np
 from lowgpu.initialize import network_of
 from lowgpu.pools import Declared, Plan
 from lowgpu_kernels import (
-    adam,
     episode_statistics,
     gae,
     minibatch_moments,
-    mlp_backward,
-    mlp_forward,
-    observe,
     permutation,
-    ppo_loss,
+    ppo_update,
     rollout,
 )
 from lowgpu_kernels.dims import (
@@ -26,11 +22,9 @@ from lowgpu_kernels.dims import (
     E,
     F,
     G,
-    H,
     I,
     M,
     N,
-    O,
     P,
     R,
     S,
@@ -65,8 +59,6 @@ def sizes_of(config, env, network, rows):
         F: len(env.floats),
         G: len(env.ints),
         I: network.inputs,
-        H: network.hidden,
-        O: network.outputs,
         P: network.parameters,
         R: rows,
         S: len(env.series),
@@ -107,10 +99,6 @@ def buffers(config, env):
         "rollout_moments": (F32[2], "mean and deviation of the rollout's advantages"),
         "index": (I32[N], "the rollout's rows in the order of an epoch"),
         "moments": (F32[M, 2], "mean and deviation of each minibatch's advantages"),
-        "x": (real[B, I], "observations of a minibatch"),
-        "y": (F32[B, O], "network outputs of a minibatch"),
-        "hidden": (real[B, H], "hidden activations of a minibatch"),
-        "grad_y": (F32[B, O], "gradient of the loss by y"),
         "gradient": (F32[P], "gradient of the loss by the parameters"),
         "report": (F32[len(EPISODE) + updates * (len(STATISTICS) + 1)], "figures for the host"),
     }
@@ -135,17 +123,14 @@ def settings_of(config, env, network):
         episode_statistics: {},
         permutation: {"count": config.batch, "seed": config.seed},
         minibatch_moments: {"minibatch": config.minibatch},
-        observe: {"env": env, "precision": config.precision},
-        mlp_forward: {"network": network},
-        ppo_loss: {
-            "actions": env.actions,
+        ppo_update: {
+            "env": env,
+            "network": network,
+            "precision": config.precision,
             "clip": config.clip,
             "value_clip": config.value_clip,
             "value_weight": config.value_weight,
             "entropy_weight": config.entropy_weight,
-        },
-        mlp_backward: {"network": network},
-        adam: {
             "lr": config.lr,
             "beta1": config.beta1,
             "beta2": config.beta2,
@@ -196,8 +181,6 @@ def _shrink(spec):
     dims = spec.dims()
     if R in dims:
         return "fewer bars"
-    if B in dims:
-        return _MORE_MINIBATCHES
     if E in dims or N in dims:
         return "fewer ppo.envs or ppo.rollout_steps"
     return "smaller ppo.hidden" if P in dims else ""

@@ -208,8 +208,9 @@ class Op:
         Args:
             sizes: by dimension name.
             params: by name.
-            real: element type of the call's REAL arrays.
+            real: element type of the call's REAL arrays, where no `precision` says it.
         """
+        real = params.get("precision", real)
         return {
             n: (make(sizes, params), real if dtype is REAL else dtype)
             for n, (dtype, make) in self.scratch.items()

@@ -1,6 +1,6 @@
 // Runs a CUDA C kernel on the host, block after block: a thread is a fiber, which runs until it waits
 // for its block or its warp. Stands in for bf16.cuh, async_copy.cuh and mma.cuh, whose PTX it does as
-// the PTX manual's pictures of the fragments say. Shared memory starts as NaN.
+// the PTX manual's pictures of the fragments say, and for host.cuh. Shared memory starts as NaN.
 //
 // Forwards, the first thread runs first and a copy arrives when it is waited for; backwards, the last
 // thread runs first and a copy arrives as it starts. A kernel with a barrier missing gives different
@@ -25,16 +25,19 @@
 using std::max;
 using std::min;
 
+struct alignas(8) uint2 { unsigned x, y; };
 struct alignas(8) float2 { float x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 inline float __uint_as_float(unsigned bits) { float x; memcpy(&x, &bits, 4); return x; }
 inline unsigned float_as_uint(float x) { unsigned bits; memcpy(&bits, &x, 4); return bits; }
 
 struct Three { unsigned x = 0, y = 0, z = 0; };
-static Three threadIdx, blockIdx, blockDim;
+static Three threadIdx, blockIdx, blockDim, gridDim;
 static uint4* memory;  // dynamic shared memory
 
 struct Copy {
@@ -56,6 +59,7 @@ struct Gate { int waiting = 0, generation = 0; };
 struct Exchange {  // what the lanes of a warp show each other
     const void* address[32];
     unsigned a[32][4], b[32][2];
+    char word[32][4];
 };
 
 static Fiber* running;
@@ -89,6 +93,19 @@ static void __syncthreads() {
 }
 static void sync_warp() { pass(warp_gates[threadIdx.x / 32], 32); }
 
+template <class T>
+T __shfl_sync(unsigned, T mine, int lane) {
+    static_assert(sizeof(T) == 4);
+    Exchange& warp = exchanges[threadIdx.x / 32];
+    memcpy(warp.word[threadIdx.x % 32], &mine, 4);
+    sync_warp();
+    memcpy(&mine, warp.word[lane], 4);
+    sync_warp();
+    return mine;
+}
+template <class T>
+T __shfl_xor_sync(unsigned all, T mine, int gap) { return __shfl_sync(all, mine, threadIdx.x % 32 ^ gap); }
+
 template <class... A, std::size_t... I>
 static void call(void (*kernel)(A...), void** args, std::index_sequence<I...>) {
     kernel(*static_cast<std::decay_t<A>*>(args[I])...);
@@ -116,6 +133,7 @@ static int launch(void (*kernel)(A...), void** args, int grid_x, int grid_y, int
     const std::unique_ptr<uint4[]> held(new uint4[shared / 16 + 1]);
     memory = held.get();
     blockDim = {unsigned(threads), 1, 1};
+    gridDim = {unsigned(grid_x), unsigned(grid_y), 1};
     for (int y = 0; y < grid_y; ++y)
         for (int x = 0; x < grid_x; ++x) {
             memset(memory, 0xFF, shared);

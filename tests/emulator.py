@@ -7,13 +7,15 @@ import subprocess
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
+from numba import cfunc
 
 from lowgpu_kernels import launch
-from lowgpu_kernels.compile import HERE, INCLUDE
+from lowgpu_kernels.compile import _C_NAMES, HERE, INCLUDE, _numba_type
 
-EMULATED = {"bf16.cuh", "async_copy.cuh", "mma.cuh"}
+EMULATED = {"bf16.cuh", "async_copy.cuh", "mma.cuh", "host.cuh"}
 FLAGS = (
     *("-std=c++17", "-O1", "-shared", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing"),
     *("-fsanitize=alignment,shift", "-fsanitize-undefined-trap-on-error", "-Wno-unknown-pragmas"),
@@ -24,7 +26,8 @@ FLAGS = (
 def emulating(on, backwards=False):
     """Within this context CUDA C launches run here, on NumPy arrays, as if on the Device `on`.
 
-    Run a kernel with `backwards` and without: emulator.h says what a difference means.
+    Run a kernel with `backwards` and without: emulator.h says what a difference means. Numba kernels
+    are left out: numba's simulator runs those.
     """
 
     def run(kernel, grid, block, args, stream, shared=0):
@@ -38,16 +41,17 @@ def emulating(on, backwards=False):
             f"{kernel.entry}: a barrier that not every thread reaches"
         )
 
-    real = launch.launch
-    with launch.recording(on):
-        launch.launch = run
-        try:
-            yield
-        finally:
-            launch.launch = real
+    with (
+        launch.recording(on),
+        mock.patch.object(launch, "launch", run),
+        mock.patch.object(launch.Launchable, "_launch", lambda *_: None),
+    ):
+        yield
 
 
 def _value(arg):
+    if arg is None:
+        return ctypes.c_void_p()
     if isinstance(arg, np.ndarray):
         return ctypes.c_void_p(arg.ctypes.data)
     return np.ctypeslib.as_ctypes_type(arg.dtype)(arg.item())
@@ -64,7 +68,8 @@ def _library(kernel):
         f"{{ return launch({e}, args, x, y, threads, shared, back); }}\n"
         for e in entries
     )
-    text = '#include "emulator.h"\n' + source + calls
+    links = "".join(map(_link, kernel.linked))
+    text = '#include "emulator.h"\n' + links + source + calls
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "kernel.so"
         macros = [f"-D{name}={value}" for name, value in kernel.macros]
@@ -74,7 +79,25 @@ def _library(kernel):
             capture_output=True,
         )
         assert done.returncode == 0, done.stderr.decode()
-        return ctypes.CDLL(str(library))
+        loaded = ctypes.CDLL(str(library))
+    for linked in kernel.linked:
+        getattr(loaded, f"bind_{linked.name}")(ctypes.c_void_p(_compiled(linked).address))
+    return loaded
+
+
+def _link(linked):
+    """A linked function as a pointer that is called alike, and what sets it."""
+    arguments = ", ".join(_C_NAMES[t] for t in linked.types)
+    returns, name = _C_NAMES[linked.returns], linked.name
+    return (
+        f"static {returns} (*{name})({arguments});\n"
+        f'extern "C" void bind_{name}(void* to) {{ {name} = ({returns} (*)({arguments}))to; }}\n'
+    )
+
+
+@functools.cache
+def _compiled(linked):
+    return cfunc(_numba_type(linked.returns)(*map(_numba_type, linked.types)))(linked.function)
 
 
 def _with_includes(path, seen):

@@ -15,7 +15,7 @@ from lowgpu.initialize import initial_parameters, network_of
 from lowgpu.pools import Declared, MemoryPlanError, Plan, allocate
 from lowgpu.ppo import PPO, TrainingError
 from lowgpu.ppo_plan import STATE, expected_arrays, plan_of
-from lowgpu_kernels import launch
+from lowgpu_kernels import launch, ppo_update
 
 TINY = PPOConfig(
     total_steps=20 * 8 * 6,
@@ -167,7 +167,7 @@ def test_the_plan_is_what_is_allocated(precision):
     assert ends <= begins + plan.nbytes
     real = 2 if precision == "bfloat16" else 4
     assert arrays.table.nbytes == ROWS * 56 * real
-    assert {arrays.x.dtype.name, arrays.hidden.dtype.name} == {precision}
+    assert arrays.table.dtype.name == precision
 
 
 @pytest.mark.gpu
@@ -199,8 +199,7 @@ def test_a_plan_for_a_gpu_holds_the_working_memory_of_every_op(device):
     with launch.recording(launch.KNOWN[device]):
         plan = plan_of(settings, make("market"), 1_000_000, "cuda")
     working = {name for name in plan.declared if "." in name}
-    assert any(name.startswith("mlp_backward.") for name in working)
-    assert any(name.startswith("adam.") for name in working)
+    assert working >= {f"ppo_update.{name}" for name in ppo_update.scratch}
     assert "table" in str(plan)
     assert f"{pools.shown(plan.nbytes)}" in str(plan).splitlines()[-1]
     assert plan.declared["table"].nbytes == 112_000_000  # 56 columns of 2 bytes

@@ -7,6 +7,7 @@ from lowgpu_kernels.ops.mlp.mlp_forward import mlp_forward
 from lowgpu_kernels.ops.optim.adam import adam
 from lowgpu_kernels.ops.policy.categorical import categorical
 from lowgpu_kernels.ops.ppo.ppo_loss import ppo_loss
+from lowgpu_kernels.ops.ppo.ppo_update import ppo_update
 from lowgpu_kernels.ops.rollout.env_step import env_step
 from lowgpu_kernels.ops.rollout.observe import observe
 from lowgpu_kernels.ops.rollout.reset import reset
@@ -32,6 +33,7 @@ __all__ = [
     "observe",
     "permutation",
     "ppo_loss",
+    "ppo_update",
     "reset",
     "rollout",
 ]

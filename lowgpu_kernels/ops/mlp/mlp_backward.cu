@@ -10,15 +10,6 @@
 
 static_assert(MlpTile<LG_ROWS>::NBYTES == LG_TILE_NBYTES, "tile.py counts the same shared memory");
 
-// value times the activation's derivative, from what the activation gave.
-__device__ inline float through_activation(float value, float stored) {
-#if LG_TANH
-    return value * fmaf(-stored, stored, 1.f);
-#else
-    return stored > 0.f ? value : 0.f;
-#endif
-}
-
 template <int L>
 __device__ inline void backward_from(const MlpTile<LG_ROWS>& tile, const Real* hidden,
                                      const float* grad_y, const float* __restrict__ parameters,

@@ -293,12 +293,20 @@ def adam_kernel(
 
 
 @adam.on_cuda
-def _launch(parameters, gradient, m, v, step, lr, beta1, beta2, *rest):
+def _launch(parameters, gradient, m, v, step, *rest):
+    *params, norm, partials, done, stream = rest
+    grid, span = grid_of(parameters.size), np.int64(span_of(parameters.size))
+    adam_norm_kernel[grid, THREADS, stream](gradient, step, span, partials, done)
+    launch_update(parameters, gradient, m, v, step, *params, norm, partials, done, stream)
+
+
+def launch_update(parameters, gradient, m, v, step, lr, beta1, beta2, *rest):
+    """The launch that changes parameters, after one that left `partials`, sums of squares of the
+    gradient, and a copy of the step in `done`."""
     eps, max_norm, decay_updates, decay_every, norm, partials, done, stream = rest
     grid, span = grid_of(parameters.size), np.int64(span_of(parameters.size))
     rates = lr, *beta_terms(beta1), beta2, *beta_terms(beta2)
     limits = eps, max_norm, decay_updates, decay_every
-    adam_norm_kernel[grid, THREADS, stream](gradient, step, span, partials, done)
     adam_kernel[grid, THREADS, stream](
         parameters, gradient, m, v, step, *rates, *limits, span, norm, partials, done
     )

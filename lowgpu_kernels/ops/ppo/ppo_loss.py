@@ -151,27 +151,34 @@ def ppo_loss(
 
 @ppo_loss.draws
 def _draw(rng, sizes, params):
-    # Away from the edges of the clips and from ties, where one rounding moves the gradient.
     transitions, actions = sizes[N], int(params["actions"])
-    clip, value_clip = float(params["clip"]), float(params["value_clip"])
     logits = rng.normal(size=(transitions, actions)).astype("f4")
     v = rng.normal(size=transitions).astype("f4")
+    index = rng.integers(0, max(transitions, 1), sizes[B])
+    y = np.zeros((sizes[B], sizes[O]))
+    y[:, :actions], y[:, actions] = logits[index], v[index]
+    return {"y": y, "index": index, **draw_taken(rng, logits, v, params)}
+
+
+def draw_taken(rng, logits, v, params, margin=1e-3):
+    """Transitions of a policy that gives `logits` and `v` now, by the loss's names.
+
+    They are `margin` away from the edges of the clips and from ties, where one rounding moves the
+    gradient.
+    """
+    transitions, actions = logits.shape
+    clip, value_clip = float(params["clip"]), float(params["value_clip"])
     action = rng.integers(0, actions, transitions)
     scores = logits.astype("f8")
     log_p = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
     drift = rng.normal(size=transitions) * 0.3
-    drift[np.abs(np.abs(np.expm1(drift)) - clip) < 1e-3] = 0
+    drift[np.abs(np.abs(np.expm1(drift)) - clip) < margin] = np.log1p(clip + 2 * margin)
     moved = rng.normal(size=transitions)
-    moved[np.abs(np.abs(moved) - value_clip) < 1e-3] = 0
+    moved[np.abs(np.abs(moved) - value_clip) < margin] = value_clip + 2 * margin
     returns = rng.normal(size=transitions)
     middle = v - (moved - np.clip(moved, -value_clip, value_clip)) / 2
-    returns[np.abs(returns - middle) < 1e-3] += 1
-    index = rng.integers(0, max(transitions, 1), sizes[B])
-    y = np.zeros((sizes[B], sizes[O]))
-    y[:, :actions], y[:, actions] = logits[index], v[index]
+    returns[np.abs(returns - middle) < margin] += 1
     return {
-        "y": y,
-        "index": index,
         "action": action,
         "log_probability": log_p[np.arange(transitions), action] - drift,
         "value": v - moved,
@@ -181,7 +188,8 @@ def _draw(rng, sizes, params):
 
 
 @ppo_loss.checks
-def _check(index, action, moments, actions, **_):
+def check_taken(index, action, moments, actions, **_):
+    """Refuse indices and actions out of range, and a deviation that is none."""
     _refuse_outside("index", index, len(action))
     _refuse_outside("action", action, actions)
     if moments is not None and not moments[1] >= 0:

@@ -6,12 +6,10 @@
 #include "draws.cuh"
 #include "env.cuh"
 #include "mlp_tile.cuh"
+#include "observe_tile.cuh"
 
 constexpr int ROWS = LG_ROWS, ACTIONS = LG_ACTIONS;
-constexpr int WHOLE = TABLE_COLUMNS / PIECE;  // pieces of a row that are the table's alone
-constexpr int PADDED = round_up(WIDTH, 16);
 static_assert(MlpTile<ROWS>::NBYTES == LG_TILE_NBYTES, "tile.py counts the same shared memory");
-static_assert(ROWS <= MLP_THREADS, "a thread an environment");
 static_assert(LG_INPUTS == WIDTH && LG_HEADS == ACTIONS + 1, "the network is the env's");
 
 // What the block is working on: the first of its environments, and how many it has.
@@ -20,43 +18,6 @@ struct Block {
     int count;
     __device__ bool owns() const { return threadIdx.x < count; }
 };
-
-// Writes the observation of every environment of the block into the tile; rows past the last
-// environment are zeros, and so are columns past the observation.
-__device__ inline void observe_tile(const MlpTile<ROWS>& tile, const State& state, Block block,
-                                    const Real* table, const float* series, int rows,
-                                    long long* table_rows) {
-    Real* const row = tile.input + threadIdx.x * MlpTile<ROWS>::INPUT;
-    if (threadIdx.x < ROWS) {
-        // Never empty, also where the table fills the row; zero where the env writes nothing.
-        float tail[PADDED - WHOLE * PIECE + 1] = {};
-        long long at = 0;
-        if (block.owns()) {
-            observe_env(state, series, rows, tail + TABLE_COLUMNS - WHOLE * PIECE);
-#if LG_TABLE_COLUMNS > 0
-            at = table_row(state);
-#endif
-        }
-        table_rows[threadIdx.x] = block.owns() ? at : -1;
-#pragma unroll
-        for (int c = WHOLE * PIECE; c < PADDED; ++c) row[c] = to_real(tail[c - WHOLE * PIECE]);
-        if (block.owns())
-            for (int c = WHOLE * PIECE; c < TABLE_COLUMNS; ++c) row[c] = table[at * WIDTH + c];
-    }
-    if constexpr (WHOLE > 0) {
-        __syncthreads();
-        const Real zero = to_real(0.f);
-        for (int i = threadIdx.x; i < ROWS * WHOLE; i += MLP_THREADS) {
-            const int r = i / WHOLE, c = i % WHOLE * PIECE;
-            const long long from = table_rows[r];
-            Real* const to = tile.input + r * MlpTile<ROWS>::INPUT + c;
-            if (from >= 0)
-                *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(table + from * WIDTH + c);
-            else
-                for (int k = 0; k < PIECE; ++k) to[k] = zero;
-        }
-    }
-}
 
 extern "C" __global__ void __launch_bounds__(MLP_THREADS)
     rollout_kernel(const float* __restrict__ parameters, float* floats, int* ints,
@@ -75,7 +36,9 @@ extern "C" __global__ void __launch_bounds__(MLP_THREADS)
     State state = {};
     if (block.owns()) state = load_state(floats, ints, e);
     const auto run_policy = [&] {
-        observe_tile(tile, state, block, table, series, rows, table_rows);
+        observe_tile<ROWS, MLP_THREADS>(tile.input, tile.INPUT, state, block.owns(), table, series, rows,
+                                        table_rows);
+        wait_for_copies_but<0>();
         mlp_tile_forward(tile, parameters, nullptr, block.count);
     };
     const unsigned long long start = *clock;

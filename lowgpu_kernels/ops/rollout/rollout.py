@@ -198,8 +198,8 @@ def _policy(parameters, floats, ints, table, series, env, network):
     return y[: env.actions], y[env.actions]
 
 
-def _sizes(params, sizes):
-    env, network = params["env"], params["network"]
+def require_policy(env, network):
+    """Refuse a network that does not read the env's rows or does not give its logits and a value."""
     if network.inputs != env.width:
         raise ValueError(f"network reads {network.inputs} columns, {env} gives {env.width}")
     heads = sum(t[-1] for t in network.towers)
@@ -207,6 +207,11 @@ def _sizes(params, sizes):
         raise ValueError(
             f"network must give {env.actions} logits and a value for {env}, gives {heads} outputs"
         )
+
+
+def _sizes(params, sizes):
+    env, network = params["env"], params["network"]
+    require_policy(env, network)
     known = {P: network.parameters, T: int(params["steps"])}
     return env_sizes(env, sizes) | {I: env.width} | known
 

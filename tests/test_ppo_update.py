@@ -1,0 +1,197 @@
+"""The PPO update: the kernels emulated against the spec, and what the whole promises."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from lowgpu.envs import make
+from lowgpu.envs.check_code import CALL, FLOAT64
+from lowgpu_kernels import adam, launch, mlp_backward, mlp_forward, observe, ppo_loss
+from lowgpu_kernels.compile import disassemble
+from lowgpu_kernels.dims import B, N, R
+from lowgpu_kernels.ops.mlp.network import Network, policy_network
+from lowgpu_kernels.ops.ppo.ppo_loss import STATISTICS
+from lowgpu_kernels.ops.ppo.ppo_update import (
+    ADAM,
+    LOSS,
+    STATES,
+    TAKEN,
+    assert_gradient,
+    kernels_of,
+    ppo_update,
+)
+from lowgpu_kernels.ops.ppo.update_tile import THREADS, update_tile
+from lowgpu_kernels.ops.rollout.example import DRIFT, WALK
+from tests.emulator import emulating
+from tests.harness import arrays_for, run_launcher, run_numpy
+
+PRECISIONS = "float32", "bfloat16"
+FEW_SMS = replace(launch.KNOWN["H100"], sms=1)  # so that small batches get full tiles, in rounds
+NO_ROOM = replace(FEW_SMS, shared_per_block=24 * 1024, shared_per_sm=50 * 1024)
+EMULATED = (
+    (WALK, policy_network(24, 3, (256, 128, 64)), 70, FEW_SMS),
+    (WALK, policy_network(24, 3, (32, 16)), 129, FEW_SMS),
+    (WALK, policy_network(24, 3, (40, 24), "tanh"), 1, FEW_SMS),
+    (WALK, policy_network(24, 3, (72, 8)), 257, FEW_SMS),
+    (WALK, policy_network(24, 3, (72, 40)), 33, NO_ROOM),
+    (DRIFT, policy_network(8, 2, (16,), "tanh", False), 31, FEW_SMS),
+    (DRIFT, Network(8, ((56, 24, 2), (1,))), 100, FEW_SMS),
+    (DRIFT, Network(8, ((3,),)), 127, FEW_SMS),
+)
+
+each_precision = pytest.mark.parametrize("precision", PRECISIONS)
+
+
+def named(value):
+    return str(value).replace(" ", "") if isinstance(value, Network) else None
+
+
+def drawn(env, network, batch, precision, seed=0, transitions=300, **given):
+    """(inputs, params, sizes) of a call."""
+    settings = {"lr": 0.01, "max_norm": 0.5, "entropy_weight": 0.05, **given}
+    params = ppo_update.checked_params(
+        {"env": env, "network": network, "precision": precision, **settings}
+    )
+    sizes = ppo_update.sizes_of({B: batch, N: transitions, R: 40}, params)
+    return arrays_for(ppo_update, np.random.default_rng(seed), sizes, params), params, sizes
+
+
+@pytest.mark.parametrize("env, network, batch, on", EMULATED, ids=named)
+@each_precision
+def test_the_kernels_agree_with_the_spec_in_either_order_of_threads(
+    env, network, batch, on, precision
+):
+    inputs, params, sizes = drawn(env, network, batch, precision)
+    runs = []
+    for backwards in (False, True):
+        with emulating(on, backwards):
+            runs.append(run_launcher(ppo_update, inputs, params, sizes))
+    # Adam's kernel is Numba's and does not run here; what it starts from is all there.
+    for name in ("gradient", "statistics"):
+        assert runs[0][name].tobytes() == runs[1][name].tobytes(), f"{name}: who goes first?"
+    assert_gradient(runs[0], inputs, params)
+
+
+def test_the_emulated_calls_take_tiles_of_every_size_in_one_and_in_several_rounds():
+    tiles = [
+        (update_tile(network, batch, precision, on), batch, on)
+        for _, network, batch, on in EMULATED
+        for precision in PRECISIONS
+    ]
+    assert {tile.resident for tile, *_ in tiles} == {True, False}
+    assert {tile.rows for tile, *_ in tiles} == {64, 32, 16}
+    rounds = {-(-tile.tiles(batch) // tile.grid(batch, on)) for tile, batch, on in tiles}
+    assert rounds == {1, 2, 3, 5}
+
+
+@each_precision
+def test_an_empty_minibatch_is_a_zero_gradient_and_counts_as_a_step(precision):
+    network = policy_network(8, 2, (16,))
+    inputs, params, sizes = drawn(DRIFT, network, 0, precision)
+    with emulating(FEW_SMS):
+        emulated = run_launcher(ppo_update, inputs, params, sizes)
+    got = run_numpy(ppo_update, inputs, params, sizes)
+    for result in (emulated, got):
+        assert not result["gradient"].any() and not result["statistics"].any()
+    assert got["norm"] == 0 and got["step"] == inputs["step"] + 1
+
+
+@each_precision
+def test_the_update_is_what_its_five_ops_give_one_after_another(precision):
+    network = policy_network(24, 3, (72, 40))
+    inputs, params, sizes = drawn(WALK, network, 129, precision)
+    got = run_numpy(ppo_update, inputs, params, sizes)
+    a = {n: None if x is None else x.copy() for n, x in inputs.items()}
+    x = observe(*(a[n] for n in STATES), env=WALK, precision=precision)
+    y, hidden = mlp_forward(x, a["parameters"], network=network)
+    weights = {n: params[n] for n in LOSS}
+    taken = [a[n] for n in TAKEN]
+    grad_y, statistics = ppo_loss(y, a["index"], *taken, actions=3, **weights)
+    gradient = mlp_backward(x, hidden, grad_y, a["parameters"], network=network)
+    rates = {n: params[n] for n in ADAM}
+    norm = adam(a["parameters"], gradient, a["m"], a["v"], a["step"], **rates)
+    want = {"gradient": gradient, "statistics": statistics, "norm": norm}
+    for name, array in {**want, **{n: a[n] for n in ppo_update.changes}}.items():
+        assert got[name].tobytes() == array.tobytes(), name
+
+
+@each_precision
+@pytest.mark.parametrize("wrong", ("index", "action", "table", "value"))
+def test_one_row_gone_wrong_is_more_than_rounding_may_explain(precision, wrong):
+    inputs, params, sizes = drawn(
+        WALK, policy_network(24, 3, (32, 16)), 257, precision, value_clip=0
+    )
+    other = {**inputs, wrong: inputs[wrong].copy()}
+    row = inputs["index"][5]
+    if wrong == "index":
+        other["index"][5] = (row + 1) % 300
+    elif wrong == "action":
+        other["action"][row] = (inputs["action"][row] + 1) % 3
+    elif wrong == "value":
+        other = {**inputs, "returns": inputs["returns"].copy()}
+        other["returns"][row] += 1
+    else:
+        other["table"][inputs["state_ints"][row, 0]] *= 2
+    got = run_numpy(ppo_update, other, params, sizes)
+    with pytest.raises(AssertionError, match="elements are wrong"):
+        assert_gradient(got, inputs, params)
+
+
+def test_a_row_that_is_not_finite_is_counted_and_changes_nothing():
+    network = policy_network(8, 2, (16,))
+    inputs, params, sizes = drawn(DRIFT, network, 65, "bfloat16")
+    bad = {**inputs, "advantage": inputs["advantage"].copy(), "moments": None}
+    bad["advantage"][inputs["index"][64]] = np.inf
+    with emulating(FEW_SMS):
+        emulated = run_launcher(ppo_update, bad, params, sizes)
+    count = (inputs["index"] == inputs["index"][64]).sum()
+    assert emulated["statistics"][STATISTICS.index("non_finite_rows")] == count
+    with np.errstate(invalid="ignore"):
+        got = run_numpy(ppo_update, bad, params, sizes)
+    assert not np.isfinite(got["norm"][0])
+    for name in ppo_update.changes:
+        assert got[name].tobytes() == inputs[name].tobytes(), name
+
+
+@each_precision
+@pytest.mark.parametrize("part", ("A100", "L4", "H100"))
+@pytest.mark.parametrize("batch", (2048, 8192))
+def test_the_markets_kernels_keep_to_registers_and_use_tensor_cores(precision, part, batch):
+    on = launch.KNOWN[part]
+    env = make("market")
+    network = policy_network(env.width, env.actions)
+    tile = update_tile(network, batch, precision, on)
+    for kernel in kernels_of(env, network, tile, precision):
+        binary = kernel.binary(on.architecture)
+        resources = binary.kernel(kernel.entry)
+        assert resources.spill_stores + resources.spill_loads + resources.stack == 0
+    tiles = binary.kernel("ppo_update_tiles")
+    assert tiles.shared + tile.nbytes <= on.shared_per_block
+    held = launch.occupancy(tiles, THREADS, tile.nbytes, on).blocks_per_sm
+    assert held >= tile.blocks_a_sm
+    code = disassemble(binary)
+    assert not FLOAT64.search(code) and not CALL.search(code)
+    assert ("HMMA.16816.F32.BF16" in code) == (precision == "bfloat16")
+    assert ("LDSM" in code) == (precision == "bfloat16")
+    assert "LDGSTS" in code
+
+
+def test_the_markets_weights_are_resident_where_there_is_room():
+    network = policy_network(56, 3)
+    parts = {name: launch.KNOWN[name] for name in ("H100", "A100", "L4")}
+    tiles = {n: update_tile(network, 8192, "bfloat16", on) for n, on in parts.items()}
+    assert {n: (t.rows, t.resident) for n, t in tiles.items()} == {
+        "H100": (64, True),
+        "A100": (32, True),
+        "L4": (64, False),
+    }
+    assert not any(update_tile(network, 8192, "float32", on).resident for on in parts.values())
+
+
+def test_a_network_that_does_not_fit_is_refused_with_its_bytes():
+    network = Network(8, ((*[512] * 7, 2), (*[512] * 7, 1)))
+    with pytest.raises(
+        ValueError, match=r"network needs \d+ B of shared memory .* L4 has 101376 B"
+    ):
+        update_tile(network, 64, "bfloat16", launch.KNOWN["L4"])
