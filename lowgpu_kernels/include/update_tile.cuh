@@ -94,7 +94,7 @@ __device__ inline void stage(const Tile& tile, const float* __restrict__ paramet
 #if LG_RESIDENT
         constexpr int EIGHTS = round_up(layer.fan_in, 16) / 8;
         Real* const weights = tile.weights + weight_offset(L);
-#pragma unroll 4
+#pragma unroll 8
         for (int i = threadIdx.x; i < round_up(layer.fan_out, 16) * EIGHTS; i += THREADS) {
             const int row = i / EIGHTS, column = i % EIGHTS * 8;
             float4 low = make_float4(0.f, 0.f, 0.f, 0.f), high = low;
@@ -139,6 +139,8 @@ struct Split {
     static constexpr int A_WARP = (COLUMN_TILES + COLUMN_WARPS - 1) / COLUMN_WARPS;
     static constexpr int PASSES = (A_WARP + 3) / 4;
     static constexpr int A_PASS = (A_WARP + PASSES - 1) / PASSES;
+    // Whether every warp has as many tiles as every other, in every pass.
+    static constexpr bool EVEN = COLUMN_TILES == COLUMN_WARPS * PASSES * A_PASS;
     static_assert(ROW_TILES * ROW_WARPS == ALL_ROW_TILES, "every row has a warp");
 };
 
@@ -223,7 +225,7 @@ __device__ inline void product(const Tile& tile, const float* __restrict__ param
         for (int r = 0; r < S::ROW_TILES; ++r)
 #pragma unroll
             for (int c = 0; c < S::A_PASS; ++c)
-                if (first + c < past)
+                if (S::EVEN || first + c < past)
                     finish(sums[r][c], first_row + r * Fragment::ROWS, (first + c) * 8);
     }
 }

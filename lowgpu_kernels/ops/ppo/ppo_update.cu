@@ -76,6 +76,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LG_BLOCKS_A_SM)
 }
 
 constexpr int SUM_THREADS = LG_SUM_THREADS, SLICES = SUM_THREADS / 32;
+constexpr int AHEAD = LG_AHEAD;
 
 union Piece {
     uint4 bits;
@@ -91,8 +92,9 @@ __device__ inline void finish_statistics(const float* __restrict__ tallies, int 
                                          float* statistics) {
     const int k = threadIdx.x / 32;
     float total = 0.f;
-    for (int at = threadIdx.x % 32; at < tiles; at += 32)
-        total += tallies[(long long)at * TALLY + k];
+    if (k < LOSS_SUMS)
+        for (int at = threadIdx.x % 32; at < tiles; at += 32)
+            total += tallies[(long long)at * TALLY + k];
     total = warp_sum(total);
     if (threadIdx.x % 32 == 0) totals[k] = total;
     __syncthreads();
@@ -112,9 +114,10 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS)
                    const int* __restrict__ step, int tiles, int batch, float value_weight,
                    float entropy_weight, float* __restrict__ gradient, float* __restrict__ squares,
                    int* __restrict__ done, float* __restrict__ statistics) {
+    extern __shared__ uint4 memory[];
     __shared__ float sums[SLICES][32 * PIECE];
     __shared__ float scratch[SLICES];
-    static_assert(SLICES == TALLY, "a warp a statistic");
+    static_assert(SLICES >= LOSS_SUMS, "a warp a statistic");
     static_assert(32 * PIECE <= SUM_THREADS, "a thread an element");
     static_assert(LG_PARAMETERS % PIECE == 0, "whole pieces");
     if (blockIdx.x == gridDim.x - 1) {
@@ -127,13 +130,24 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS)
     const int base = blockIdx.x * 32 * PIECE;
     const int piece = base + lane * PIECE;
     float of[PIECE] = {};
-    if (piece < LG_PARAMETERS) {
-#pragma unroll 8
-        for (int at = slice; at < tiles; at += SLICES) {
-            Piece got;
-            got.bits = *reinterpret_cast<const uint4*>(partials + (long long)at * LG_PARAMETERS + piece);
+    // Through shared memory, because a compiler short of registers waits for one load after another.
+    uint4* const mine = memory + threadIdx.x;
+    for (int first = slice; first < tiles; first += SLICES * AHEAD) {
 #pragma unroll
-            for (int i = 0; i < PIECE; ++i) of[i] += to_float(got.of[i]);
+        for (int i = 0; i < AHEAD; ++i) {
+            const int at = first + i * SLICES;
+            const bool valid = at < tiles && piece < LG_PARAMETERS;  // zeros otherwise: they add nothing
+            start_copy_16(mine + i * SUM_THREADS,
+                          valid ? partials + (long long)at * LG_PARAMETERS + piece : partials, valid);
+        }
+        end_copy_group();
+        wait_for_copies_but<0>();  // a thread reads what it copied itself
+#pragma unroll
+        for (int i = 0; i < AHEAD; ++i) {
+            Piece got;
+            got.bits = mine[i * SUM_THREADS];
+#pragma unroll
+            for (int j = 0; j < PIECE; ++j) of[j] += to_float(got.of[j]);
         }
     }
 #pragma unroll

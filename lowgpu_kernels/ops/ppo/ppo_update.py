@@ -44,7 +44,8 @@ from lowgpu_kernels.ops.rollout.rollout import pairs, require_policy
 
 SUM_THREADS = 256  # eight warps share the tiles of 32 pieces of the gradient. Untuned.
 TALLY = 8  # floats that a tile leaves of its statistics
-PIECE_NBYTES = 16  # that a thread sums over tiles at once
+PIECE_NBYTES = 16  # of a tile's gradient that a thread reads at once
+AHEAD = 16  # tiles a thread reads at once: all of its share where there are 128. Untuned.
 
 
 def examples():
@@ -355,6 +356,7 @@ def _cpu(parameters, m, v, step, state_floats, state_ints, table, series, index,
 def kernels_of(env, network, tile, precision):
     """The kernels of ppo_update.cu."""
     macros = {**env_macros(env), **tile.macros(network, precision), "sum_threads": SUM_THREADS}
+    macros["ahead"] = AHEAD
     return [
         cuda_c("ppo/ppo_update", entry, env_links(env), **macros)
         for entry in ("ppo_update_tiles", "ppo_update_sum")
@@ -379,9 +381,9 @@ def _launch(parameters, m, v, step, state_floats, state_ints, table, series, ind
     outputs = gradient, squares, done, statistics
     grid = sum_grid(network.parameters, precision)
     # One block more than the gradient needs: it has the statistics.
-    launch.launch(
-        sum_up, grid + 1, SUM_THREADS, (partials, tallies, step, *counts, *outputs), stream
-    )
+    args = (partials, tallies, step, *counts, *outputs)
+    shared = SUM_THREADS * AHEAD * PIECE_NBYTES
+    launch.launch(sum_up, grid + 1, SUM_THREADS, args, stream, shared)
     optimizer.launch_update(
         parameters, gradient, m, v, step, lr, *moving, norm, squares, done, stream
     )
