@@ -20,6 +20,14 @@ from tests.harness import (
 each_op = pytest.mark.parametrize("op", every_op, ids=str)
 
 
+def small_call(op):
+    """Inputs, parameters and sizes of one small call that is right."""
+    rng = np.random.default_rng(1)
+    params = params_for(op, rng)
+    sizes = sizes_for(op, rng, params, sizes=(3,))
+    return arrays_for(op, rng, sizes, params), params, sizes
+
+
 @each_op
 @given(data=st.data())
 @settings(deadline=None, max_examples=25)
@@ -47,10 +55,7 @@ def test_the_same_call_gives_the_same_bits(op):
 
 @each_op
 def test_a_wrong_element_type_is_refused_by_name(op):
-    rng = np.random.default_rng(1)
-    params = params_for(op, rng)
-    sizes = sizes_for(op, rng, params, sizes=(3,))
-    inputs = arrays_for(op, rng, sizes, params)
+    inputs, params, _ = small_call(op)
     name = next(n for n, a in inputs.items() if a is not None)
     inputs[name] = inputs[name].astype(np.complex128)
     with pytest.raises(TypeError, match=f"^{name} must be "):
@@ -59,10 +64,7 @@ def test_a_wrong_element_type_is_refused_by_name(op):
 
 @each_op
 def test_a_strided_array_is_refused_by_name(op):
-    rng = np.random.default_rng(1)
-    params = params_for(op, rng)
-    sizes = sizes_for(op, rng, params, sizes=(3,))
-    inputs = arrays_for(op, rng, sizes, params)
+    inputs, params, _ = small_call(op)
     for name, array in inputs.items():
         if array is None or array.shape[-1] < 2:
             continue
@@ -73,10 +75,7 @@ def test_a_strided_array_is_refused_by_name(op):
 
 @each_op
 def test_a_missing_array_an_unknown_name_and_a_list_are_refused(op):
-    rng = np.random.default_rng(1)
-    params = params_for(op, rng)
-    sizes = sizes_for(op, rng, params, sizes=(3,))
-    inputs = arrays_for(op, rng, sizes, params)
+    inputs, params, _ = small_call(op)
     needed = [n for n, s in op.inputs.items() if not s.optional]
     with pytest.raises(TypeError, match=f"{op} needs {needed[-1]}"):
         op(**{n: a for n, a in inputs.items() if n != needed[-1]}, **params)
@@ -88,10 +87,7 @@ def test_a_missing_array_an_unknown_name_and_a_list_are_refused(op):
 
 @each_op
 def test_an_output_of_another_shape_is_refused(op):
-    rng = np.random.default_rng(1)
-    params = params_for(op, rng)
-    sizes = sizes_for(op, rng, params, sizes=(3,))
-    inputs = arrays_for(op, rng, sizes, params)
+    inputs, params, sizes = small_call(op)
     outs = poisoned_outputs(op, sizes, params)
     if not outs:
         with pytest.raises(TypeError, match="no output"):
@@ -104,10 +100,7 @@ def test_an_output_of_another_shape_is_refused(op):
 
 @each_op
 def test_a_parameter_out_of_range_is_refused_by_name(op):
-    rng = np.random.default_rng(1)
-    params = params_for(op, rng)
-    sizes = sizes_for(op, rng, params, sizes=(3,))
-    inputs = arrays_for(op, rng, sizes, params)
+    inputs, params, _ = small_call(op)
     for name in params:
         with pytest.raises((TypeError, ValueError), match=f"^{name} must be"):
             op(**inputs, **{**params, name: "no such value"})
