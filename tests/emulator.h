@@ -1,6 +1,7 @@
 // Runs a CUDA C kernel on the host, block after block: a thread is a fiber, which runs until it waits
-// for its block or its warp. Stands in for bf16.cuh, async_copy.cuh and mma.cuh, whose PTX it does as
-// the PTX manual's pictures of the fragments say, and for host.cuh. Shared memory starts as NaN.
+// for its team, its block or its warp. Stands in for bf16.cuh, async_copy.cuh, named_barrier.cuh and
+// mma.cuh, whose PTX it does as the PTX manual's pictures of the fragments say, and for host.cuh.
+// Shared memory starts as NaN.
 //
 // Forwards, the first thread runs first and a copy arrives when it is waited for; backwards, the last
 // thread runs first and a copy arrives as it starts. A kernel with a barrier missing gives different
@@ -54,7 +55,10 @@ struct Fiber {
     std::vector<std::vector<Copy>> groups = {{}};
 };
 
-struct Gate { int waiting = 0, generation = 0; };
+struct Gate {
+    int waiting = 0, generation = 0;
+    bool any[2] = {};  // what was given to this generation, and to the one before
+};
 
 struct Exchange {  // what the lanes of a warp show each other
     const void* address[32];
@@ -66,7 +70,7 @@ static Fiber* running;
 static ucontext_t scheduler;
 static int living;
 static bool copies_arrive_at_once;
-static Gate block_gate;
+static Gate block_gate, named_gates[16];
 static std::vector<Gate> warp_gates;
 static std::vector<Exchange> exchanges;
 
@@ -86,11 +90,17 @@ static void pass(Gate& gate, int expected) {
     while (gate.generation == before) pause();
 }
 
-static void __syncthreads() {
+static bool block_barrier(Gate& gate, int expected, bool given) {
+    const int generation = gate.generation % 2;
+    if (gate.waiting == 0) gate.any[generation] = false;
+    gate.any[generation] |= given;
     running->at_block_gate = true;
-    pass(block_gate, living);
+    pass(gate, expected);
     running->at_block_gate = false;
+    return gate.any[generation];
 }
+static void __syncthreads() { block_barrier(block_gate, living, false); }
+static bool __syncthreads_or(bool given) { return block_barrier(block_gate, living, given); }
 static void sync_warp() { pass(warp_gates[threadIdx.x / 32], 32); }
 
 template <class T>
@@ -140,6 +150,7 @@ static int launch(void (*kernel)(A...), void** args, int grid_x, int grid_y, int
             blockIdx = {unsigned(x), unsigned(y), 0};
             living = threads;
             block_gate = {};
+            for (Gate& gate : named_gates) gate = {};
             warp_gates.assign(threads / 32, {});
             exchanges.assign(threads / 32, {});
             for (auto& fiber : all) {
@@ -204,6 +215,15 @@ void wait_for_copies_but() {
         for (const Copy& copy : groups.front()) copy.arrive();
         groups.erase(groups.begin());
     }
+}
+
+// named_barrier.cuh
+
+template <int THREADS>
+void named_barrier(int number) { block_barrier(named_gates[number], THREADS, false); }
+template <int THREADS>
+bool named_barrier_or(int number, bool given) {
+    return block_barrier(named_gates[number], THREADS, given);
 }
 
 // mma.cuh

@@ -15,7 +15,7 @@ from numba import cfunc
 from lowgpu_kernels import launch
 from lowgpu_kernels.compile import _C_NAMES, HERE, INCLUDE, _numba_type
 
-EMULATED = {"bf16.cuh", "async_copy.cuh", "mma.cuh", "host.cuh"}
+EMULATED = {"bf16.cuh", "async_copy.cuh", "mma.cuh", "host.cuh", "named_barrier.cuh"}
 FLAGS = (
     *("-std=c++17", "-O1", "-shared", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing"),
     *("-fsanitize=alignment,shift", "-fsanitize-undefined-trap-on-error", "-Wno-unknown-pragmas"),
@@ -61,7 +61,7 @@ def _value(arg):
 def _library(kernel):
     source = _with_includes(HERE / "ops" / f"{kernel.path}.cu", set())
     source = source.replace("extern __shared__ uint4 memory[];", "")
-    entries = re.findall(r"__global__[^{]*?(\w+)\(const", source)
+    entries = re.findall(r"__global__[^{]*?(\w+)\((?:const|unsigned)", source)
     assert kernel.entry in entries
     calls = "".join(
         f'extern "C" int emulate_{e}(void** args, int x, int y, int threads, int shared, int back) '
@@ -97,7 +97,9 @@ def _link(linked):
 
 @functools.cache
 def _compiled(linked):
-    return cfunc(_numba_type(linked.returns)(*map(_numba_type, linked.types)))(linked.function)
+    signature = _numba_type(linked.returns)(*map(_numba_type, linked.types))
+    # A GPU gives infinity where Python raises ZeroDivisionError.
+    return cfunc(signature, error_model="numpy")(linked.function)
 
 
 def _with_includes(path, seen):

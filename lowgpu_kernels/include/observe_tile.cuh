@@ -1,46 +1,48 @@
-// Observations of up to ROWS states, written into rows of shared memory by one block.
+// Observations of up to ROWS states, written into rows of shared memory by one team.
 #pragma once
 #include "async_copy.cuh"
 #include "env.cuh"
 #include "real.cuh"
+#include "team.cuh"
 
 constexpr int WHOLE = TABLE_COLUMNS / PIECE;  // pieces of a row that are the table's alone
 constexpr int PADDED = (WIDTH + 15) / 16 * 16;
 
-// Writes ROWS rows of PADDED columns, `stride` apart. Thread r < ROWS owns row r, which is zero where
-// the thread `owns` no state, and so are columns past the observation. All THREADS threads of the
-// block call it; together they copy the table's rows as 16-byte pieces of adjacent lanes. The copies
-// are under way on return: wait for them and put a barrier before reading, and one between two calls.
-// `table_rows` is shared memory for ROWS rows.
-template <int ROWS, int THREADS>
+// Writes ROWS rows of PADDED columns, `stride` apart. Thread r < ROWS of the team owns row r, which is
+// zero where the thread `owns` no state, and so are columns past the observation. All threads of the
+// team call it; together they copy the table's rows as 16-byte pieces of adjacent lanes, and while
+// those are under way the owners work out the rest. The copies still are on return: wait for them and
+// put a barrier before reading, and one between two calls. `table_rows` is shared memory, a number a
+// row.
+template <int ROWS>
 __device__ inline void observe_tile(Real* tile, int stride, const State& state, bool owns,
                                     const Real* table, const float* series, int rows,
-                                    long long* table_rows) {
+                                    int* table_rows) {
     static_assert(ROWS <= THREADS, "a thread a row");
-    Real* const row = tile + threadIdx.x * stride;
-    if (threadIdx.x < ROWS) {
-        // Never empty, also where the table fills the row; zero where the env writes nothing.
-        float tail[PADDED - WHOLE * PIECE + 1] = {};
-        long long at = 0;
-        if (owns) {
-            observe_env(state, series, rows, tail + TABLE_COLUMNS - WHOLE * PIECE);
+    const int thread = team_thread();
+    int at = -1;
 #if LG_TABLE_COLUMNS > 0
-            at = table_row(state);
+    if (owns) at = table_row(state);
 #endif
-        }
-        table_rows[threadIdx.x] = owns ? at : -1;
-#pragma unroll
-        for (int c = WHOLE * PIECE; c < PADDED; ++c) row[c] = to_real(tail[c - WHOLE * PIECE]);
-        if (owns)
-            for (int c = WHOLE * PIECE; c < TABLE_COLUMNS; ++c) row[c] = table[at * WIDTH + c];
-    }
     if constexpr (WHOLE > 0) {
-        __syncthreads();
-        for (int i = threadIdx.x; i < ROWS * WHOLE; i += THREADS) {
+        if (thread < ROWS) table_rows[thread] = at;
+        sync_team();
+        for (int i = thread; i < ROWS * WHOLE; i += THREADS) {
             const int r = i / WHOLE, c = i % WHOLE * PIECE;
-            const long long from = table_rows[r];
-            start_copy_16(tile + r * stride + c, table + max(from, 0ll) * WIDTH + c, from >= 0);
+            const int from = table_rows[r];
+            start_copy_16(tile + r * stride + c, table + (long long)max(from, 0) * WIDTH + c,
+                          from >= 0);
         }
     }
     end_copy_group();
+    if (thread < ROWS) {
+        Real* const row = tile + thread * stride;
+        // Never empty, also where the table fills the row; zero where the env writes nothing.
+        float tail[PADDED - WHOLE * PIECE + 1] = {};
+        if (owns) observe_env(state, series, rows, tail + TABLE_COLUMNS - WHOLE * PIECE);
+#pragma unroll
+        for (int c = WHOLE * PIECE; c < PADDED; ++c)
+            row[c] = owns && c < TABLE_COLUMNS ? table[(long long)at * WIDTH + c]
+                                               : to_real(tail[c - WHOLE * PIECE]);
+    }
 }

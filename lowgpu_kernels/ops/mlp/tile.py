@@ -59,21 +59,18 @@ def tile_nbytes(network, rows, precision):
 
 
 @functools.cache
-def tile_rows(network, batch, precision, on):
+def tile_rows(network, batch, precision, on, a_row=0):
     """Rows a block takes: the most that fit on `on` and still give three quarters of its SMs a block.
 
-    Raises ValueError where even the fewest do not fit.
+    `a_row` is what the kernel needs of shared memory for each row beside the tile, in bytes. Raises
+    ValueError where even the fewest do not fit.
     """
-    fitting = [
-        rows
-        for rows in ROWS[precision]
-        if tile_nbytes(network, rows, precision) <= on.shared_per_block
-    ]
+    needs = {rows: tile_nbytes(network, rows, precision) + rows * a_row for rows in ROWS[precision]}
+    fitting = [rows for rows, nbytes in needs.items() if nbytes <= on.shared_per_block]
     if not fitting:
         raise ValueError(
-            f"network needs {tile_nbytes(network, ROWS[precision][-1], precision)} B of shared "
-            f"memory a block in {precision}; {on.name} has {on.shared_per_block} B: give narrower "
-            "layers"
+            f"network needs {min(needs.values())} B of shared memory a block in {precision}; "
+            f"{on.name} has {on.shared_per_block} B: give narrower layers"
         )
     for rows in fitting:
         if 4 * blocks(batch, rows) >= 3 * on.sms:

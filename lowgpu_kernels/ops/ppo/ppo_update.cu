@@ -26,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LG_BLOCKS_A_SM)
                      float value_weight, float entropy_weight, Real* __restrict__ partials,
                      float* __restrict__ tallies) {
     extern __shared__ uint4 memory[];
-    __shared__ long long table_rows[ROWS];
+    __shared__ int table_rows[ROWS];
     __shared__ float block_sums[LOSS_SUMS * WARPS];
     const Tile tile(memory);
     const LossWeights weights{clip, value_clip, value_weight, entropy_weight};
@@ -48,8 +48,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LG_BLOCKS_A_SM)
         }
         if (first) stage<1, 2>(tile, parameters);
         if (moments != nullptr) taken.gain = (taken.gain - moments[0]) / (moments[1] + 1e-8f);
-        observe_tile<ROWS, THREADS>(tile.inputs, INPUT_STRIDE, state, owns, table, series,
-                                    series_rows, table_rows);
+        observe_tile<ROWS>(tile.inputs, INPUT_STRIDE, state, owns, table, series, series_rows,
+                           table_rows);
         if (first) stage<2, LAYER_COUNT>(tile, parameters);
         wait_for_copies_but<0>();
         __syncthreads();

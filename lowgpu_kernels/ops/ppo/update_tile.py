@@ -36,6 +36,8 @@ class UpdateTile:
             "float32": precision == "float32",
             "rows": self.rows,
             "threads": THREADS,
+            "teams": 1,
+            "backward": True,
             "resident": self.resident,
             "tile_nbytes": self.nbytes,
             "blocks_a_sm": self.blocks_a_sm,

@@ -1,25 +1,49 @@
-// Kernel of rollout.py: T steps of LG_ROWS environments a block, in one launch. A thread of the first
-// LG_ROWS owns an environment and keeps its state in registers for the whole rollout; all threads
-// together copy table rows into the tile, as 16-byte pieces of adjacent lanes, and run the network
-// over it (mlp_tile.cuh). Trajectories are time-major, so neighbouring environments write
-// neighbouring elements.
+// Kernel of rollout.py: T steps of LG_ROWS environments a team (team.cuh), in one launch. A thread of
+// the team's first LG_ROWS owns an environment and keeps its state in registers for the whole rollout;
+// all of its threads together copy table rows into the tile, as 16-byte pieces of adjacent lanes, and
+// run the network over it. Where the weights fit, a block stages them once and all steps read them in
+// shared memory (tile_layers.cuh); else every step reads them from L2 (mlp_tile.cuh), and a block is
+// one team. Trajectories are time-major, so neighbouring environments write neighbouring elements.
 #include "draws.cuh"
-#include "env.cuh"
-#include "mlp_tile.cuh"
+#include "mlp_rows.cuh"
 #include "observe_tile.cuh"
+#if LG_RESIDENT
+#include "rollout_tile.cuh"
+#else
+#include "mlp_tile.cuh"
+#endif
 
-constexpr int ROWS = LG_ROWS, ACTIONS = LG_ACTIONS;
-static_assert(MlpTile<ROWS>::NBYTES == LG_TILE_NBYTES, "tile.py counts the same shared memory");
+constexpr int ACTIONS = LG_ACTIONS;
 static_assert(LG_INPUTS == WIDTH && LG_HEADS == ACTIONS + 1, "the network is the env's");
 
-// What the block is working on: the first of its environments, and how many it has.
-struct Block {
-    long long first;
-    int count;
-    __device__ bool owns() const { return threadIdx.x < count; }
-};
+#if LG_RESIDENT
+struct Policy : Tile {
+    using Tile::Tile;
 
-extern "C" __global__ void __launch_bounds__(MLP_THREADS)
+    // Barriers before and after: rows written and y read by any thread of the team need none.
+    __device__ void operator()(const float* __restrict__ parameters) const {
+        sync_team();
+        forward_from<0>(*this, parameters);
+    }
+};
+#else
+constexpr int ROWS = LG_ROWS;
+static_assert(THREADS == MLP_THREADS && TEAMS == 1, "mlp_tile.cuh is for a block");
+
+struct Policy {
+    static constexpr int NBYTES = MlpTile<ROWS>::NBYTES;
+    const MlpTile<ROWS> rows;
+    float* const y;
+
+    __device__ explicit Policy(uint4* memory) : rows(memory), y(rows.y) {}
+    __device__ void operator()(const float* __restrict__ parameters) const {
+        mlp_tile_forward(rows, parameters, nullptr, ROWS);
+    }
+};
+#endif
+static_assert(Policy::NBYTES == LG_BLOCK_NBYTES, "rollout_tile.py counts the same shared memory");
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
     rollout_kernel(const float* __restrict__ parameters, float* floats, int* ints,
                    const unsigned long long* clock, const Real* __restrict__ table,
                    const float* __restrict__ series, int rows, unsigned long long seed, int envs,
@@ -27,53 +51,61 @@ extern "C" __global__ void __launch_bounds__(MLP_THREADS)
                    float* log_probabilities, float* values, float* rewards, bool* terminated,
                    bool* truncated, float* final_values, float* last_values) {
     extern __shared__ uint4 memory[];
-    __shared__ long long table_rows[ROWS];
-    const MlpTile<ROWS> tile(memory);
-    const long long first = (long long)blockIdx.x * ROWS;
-    const Block block{first, int(min((long long)ROWS, envs - first))};
-    const long long e = first + threadIdx.x;
-    const float* const y = tile.y + threadIdx.x * LG_OUTPUTS;
+    __shared__ int table_rows[TEAMS][ROWS];
+    const Policy policy(memory);
+#if LG_RESIDENT
+    stage<0, LAYER_COUNT>(policy, parameters);
+    __syncthreads();
+#endif
+    const long long first = ((long long)blockIdx.x * TEAMS + team_index()) * ROWS;
+    if (first >= envs) return;  // a whole team leaves: only its own barriers follow
+    const long long e = first + team_thread();
+    const bool owns = team_thread() < ROWS && e < envs;
+    const float* const y = policy.y + team_thread() * LG_OUTPUTS;
     State state = {};
-    if (block.owns()) state = load_state(floats, ints, e);
-    const auto run_policy = [&] {
-        observe_tile<ROWS, MLP_THREADS>(tile.input, tile.INPUT, state, block.owns(), table, series, rows,
-                                        table_rows);
-        wait_for_copies_but<0>();
-        mlp_tile_forward(tile, parameters, nullptr, block.count);
-    };
+    if (owns) state = load_state(floats, ints, e);
     const unsigned long long start = *clock;
-    for (int t = 0; t < steps; ++t) {
-        run_policy();
+    int t = 0, ended = 0;
+    // Whether the policy runs a second time in a step: for V of the states truncated episodes led to.
+    bool again = false;
+    while (true) {
+        observe_tile<ROWS>(policy.rows.input, policy.rows.INPUT, state, owns, table, series, rows,
+                           table_rows[team_index()]);
+        wait_for_copies_but<0>();
+        policy(parameters);
         const long long at = (long long)t * envs + e;
         const unsigned long long now = start + t;
-        int ended = 0;
-        if (block.owns()) {
-            store_state(state, state_floats, state_ints, at);
+        if (!again) {
+            if (t == steps) break;
+            if (owns) {
+                store_state(state, state_floats, state_ints, at);
 #if LG_GREEDY
-            Action chosen = greedy(y, ACTIONS);
+                Action chosen = greedy(y, ACTIONS);
 #else
-            Action chosen = categorical(y, ACTIONS, unit(draw(seed, ACTION, unsigned(e), now).x));
+                Action chosen = categorical(y, ACTIONS, unit(draw(seed, ACTION, unsigned(e), now).x));
 #endif
-            chosen.action = max(chosen.action, 0);
-            float reward = 0.f;
-            ended = step_env(state, chosen.action, draw(seed, STEP, unsigned(e), now), series, rows, reward);
-            actions[at] = chosen.action;
-            log_probabilities[at] = chosen.log_probability;
-            values[at] = y[ACTIONS];
-            rewards[at] = reward;
-            terminated[at] = ended == 1;
-            truncated[at] = ended == 2;
+                chosen.action = max(chosen.action, 0);
+                float reward = 0.f;
+                ended = step_env(state, chosen.action, draw(seed, STEP, unsigned(e), now), series,
+                                 rows, reward);
+                actions[at] = chosen.action;
+                log_probabilities[at] = chosen.log_probability;
+                values[at] = y[ACTIONS];
+                rewards[at] = reward;
+                terminated[at] = ended == 1;
+                truncated[at] = ended == 2;
+            }
+            again = sync_team_or(ended == 2);
+            if (again) continue;
         }
-        // Every thread has read its y before the policy runs again.
-        const bool any_limit = __syncthreads_or(ended == 2);
-        if (any_limit) run_policy();  // for V of the states that truncated episodes led to
-        if (block.owns()) {
+        again = false;
+        if (owns) {
             final_values[at] = ended == 2 ? y[ACTIONS] : 0.f;
             if (ended) reset_env(state, draw(seed, RESET, unsigned(e), now + 1), series, rows);
         }
+        ++t;
     }
-    run_policy();
-    if (block.owns()) {
+    if (owns) {
         last_values[e] = y[ACTIONS];
         store_state(state, floats, ints, e);
     }

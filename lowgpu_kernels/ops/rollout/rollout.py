@@ -5,6 +5,7 @@ import functools
 import numpy as np
 from numba import njit
 
+from lowgpu_kernels import launch
 from lowgpu_kernels.compile import cuda_c
 from lowgpu_kernels.device import draws as scalar_draws
 from lowgpu_kernels.device import f32, i32, u64
@@ -31,15 +32,14 @@ from lowgpu_kernels.dims import (
     T,
 )
 from lowgpu_kernels.env import TERMINATED, TRUNCATED, Env
-from lowgpu_kernels.launch import device, launch
-from lowgpu_kernels.op import blocks, op
+from lowgpu_kernels.op import op
 from lowgpu_kernels.ops.mlp.mlp_forward import mlp_forward
 from lowgpu_kernels.ops.mlp.network import Network, policy_network
-from lowgpu_kernels.ops.mlp.tile import THREADS, tile_macros, tile_nbytes, tile_rows
 from lowgpu_kernels.ops.rollout import example
 from lowgpu_kernels.ops.rollout.cpu_env import NO_TABLE, batches, flat
 from lowgpu_kernels.ops.rollout.linked import env_functions, env_links, env_macros, require, rows_of
 from lowgpu_kernels.ops.rollout.reset import draw_series, env_sizes, flat_spec
+from lowgpu_kernels.ops.rollout.rollout_tile import rollout_tile
 
 
 def pairs():
@@ -353,9 +353,9 @@ def _cpu(
 
 
 @functools.cache
-def kernels_of(env, network, rows, greedy, precision):
-    """The rollout for tiles of `rows` environments, and what advances the clock after it."""
-    macros = {**env_macros(env), **tile_macros(network, rows, precision), "greedy": greedy}
+def kernels_of(env, network, tile, greedy, precision):
+    """The rollout as a RolloutTile says, and what advances the clock after it."""
+    macros = {**env_macros(env), **tile.macros(network, precision), "greedy": greedy}
     return [
         cuda_c("rollout/rollout", entry, env_links(env), **macros)
         for entry in ("rollout_kernel", "advance_clock")
@@ -381,8 +381,8 @@ def _launch(
     require(env, table=table, series=series)
     *outputs, stream = outputs_and_stream
     envs = len(floats)
-    rows = tile_rows(network, envs, precision, device())
-    kernel, advance = kernels_of(env, network, rows, greedy, precision)
+    tile = rollout_tile(network, envs, precision, launch.device())
+    kernel, advance = kernels_of(env, network, tile, greedy, precision)
     args = (
         parameters,
         floats,
@@ -395,6 +395,5 @@ def _launch(
         i32(envs),
         steps,
     )
-    shared = tile_nbytes(network, rows, precision)
-    launch(kernel, blocks(envs, rows), THREADS, (*args, *outputs), stream, shared)
-    launch(advance, 1, 32, (clock, steps), stream)
+    launch.launch(kernel, tile.grid(envs), tile.threads, (*args, *outputs), stream, tile.nbytes)
+    launch.launch(advance, 1, 32, (clock, steps), stream)
