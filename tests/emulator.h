@@ -68,7 +68,7 @@ struct Exchange {  // what the lanes of a warp show each other
 
 static Fiber* running;
 static ucontext_t scheduler;
-static int living;
+static int living, gates_opened;
 static bool copies_arrive_at_once;
 static Gate block_gate, named_gates[16];
 static std::vector<Gate> warp_gates;
@@ -95,6 +95,7 @@ static bool block_barrier(Gate& gate, int expected, bool given) {
     if (gate.waiting == 0) gate.any[generation] = false;
     gate.any[generation] |= given;
     running->at_block_gate = true;
+    gates_opened += gate.waiting + 1 == expected;
     pass(gate, expected);
     running->at_block_gate = false;
     return gate.any[generation];
@@ -163,9 +164,10 @@ static int launch(void (*kernel)(A...), void** args, int grid_x, int grid_y, int
                 makecontext(&fiber.context, enter, 0);
             }
             for (int turns = 0; living > 0;)
-                for (int i = 0; i < threads / 32; ++i) {
+                for (int i = 0; i < threads / 32;) {
                     const int warp = backwards ? threads / 32 - 1 - i : i;
-                    // A warp runs on until only the block can let it pass: warps drift far apart.
+                    const int before = gates_opened;
+                    // A warp runs on until only others can let it pass: warps drift far apart.
                     for (bool stuck = false; !stuck;) {
                         stuck = true;
                         for (int lane = 0; lane < 32; ++lane) {
@@ -179,6 +181,8 @@ static int launch(void (*kernel)(A...), void** args, int grid_x, int grid_y, int
                         // Somebody waits for a thread that will not come.
                         if (++turns > 10000000) return 1;
                     }
+                    // Whom it has let pass goes first, so that teams drift apart too.
+                    i = gates_opened == before ? i + 1 : 0;
                 }
         }
     return 0;

@@ -138,7 +138,8 @@ def test_no_bit_depends_on_the_tile_or_on_where_the_weights_lie(env, network):
     resident = _resident_tiles(network, H100)
     assert [(t.rows, t.teams) for t in resident] == [(64, 2), (64, 1), (32, 1), (16, 1)]
     streaming = [
-        RolloutTile(rows, 1, False, tile_nbytes(network, rows, "bfloat16")) for rows in (64, 32, 16)
+        RolloutTile(rows, 1, False, tile_nbytes(network, rows, "bfloat16"), 1)
+        for rows in (64, 32, 16)
     ]
     first, *others = [emulated(*call, tile=tile) for tile in (*resident, *streaming)]
     for other in others:
@@ -204,19 +205,19 @@ def test_a_network_that_does_not_fit_is_refused_with_its_bytes():
 
 @each_precision
 @pytest.mark.parametrize("part", ("A100", "L4", "H100"))
-@pytest.mark.parametrize("envs", (4, 4096, 8192, 16384))
-def test_the_markets_kernel_keeps_to_registers_and_uses_tensor_cores(precision, part, envs):
-    on = launch.KNOWN[part]
-    env = make("market")
+@pytest.mark.parametrize("name", ("market", "cartpole"))
+def test_the_kernels_keep_to_registers_and_use_tensor_cores(precision, part, name):
+    on, env = launch.KNOWN[part], make(name)
     network = policy_network(env.width, env.actions)
-    tile = rollout_tile(network, envs, precision, on)
-    kernel = kernels_of(env, network, tile, False, precision)[0]
-    binary = kernel.binary(on.architecture)
-    resources = binary.kernel(kernel.entry)
-    assert resources.spill_stores + resources.spill_loads + resources.stack == 0
-    assert resources.shared + tile.nbytes <= on.shared_per_block
-    assert launch.occupancy(resources, tile.threads, tile.nbytes, on).blocks_per_sm >= 1
-    code = disassemble(binary)
-    assert not FLOAT64.search(code) and not CALL.search(code)
-    assert ("HMMA.16816.F32.BF16" in code) == (precision == "bfloat16")
-    assert "LDGSTS" in code
+    for tile in {rollout_tile(network, e, precision, on) for e in (4, 4096, 8192, 16384)}:
+        kernel = kernels_of(env, network, tile, False, precision)[0]
+        binary = kernel.binary(on.architecture)
+        resources = binary.kernel(kernel.entry)
+        assert resources.spill_stores + resources.spill_loads + resources.stack == 0
+        assert resources.shared + tile.nbytes <= on.shared_per_block
+        held = launch.occupancy(resources, tile.threads, tile.nbytes, on).blocks_per_sm
+        assert held >= tile.blocks_a_sm
+        code = disassemble(binary)
+        assert not FLOAT64.search(code) and not CALL.search(code)
+        assert ("HMMA.16816.F32.BF16" in code) == (precision == "bfloat16")
+        assert ("LDGSTS" in code) == (env.table_columns > 0)

@@ -15,18 +15,18 @@ constexpr int PADDED = (WIDTH + 15) / 16 * 16;
 // put a barrier before reading, and one between two calls. `table_rows` is shared memory, a number a
 // row.
 template <int ROWS>
-__device__ inline void observe_tile(Real* tile, int stride, const State& state, bool owns,
-                                    const Real* table, const float* series, int rows,
+__device__ inline void observe_tile(const Team& team, Real* tile, int stride, const State& state,
+                                    bool owns, const Real* table, const float* series, int rows,
                                     int* table_rows) {
     static_assert(ROWS <= THREADS, "a thread a row");
-    const int thread = team_thread();
+    const int thread = team.thread();
     int at = -1;
 #if LG_TABLE_COLUMNS > 0
     if (owns) at = table_row(state);
 #endif
     if constexpr (WHOLE > 0) {
         if (thread < ROWS) table_rows[thread] = at;
-        sync_team();
+        team.sync();
         for (int i = thread; i < ROWS * WHOLE; i += THREADS) {
             const int r = i / WHOLE, c = i % WHOLE * PIECE;
             const int from = table_rows[r];

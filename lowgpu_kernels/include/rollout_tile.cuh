@@ -13,6 +13,7 @@ struct Tile {
     static constexpr int NBYTES = SHARED + TEAMS * MlpTile<ROWS>::NBYTES;
     static_assert(SHARED % 16 == 0 && MlpTile<ROWS>::NBYTES % 16 == 0, "rows of whole pieces");
 
+    const Team team;
     Real* const weights;   // of every layer [weight_rows][weight_stride], zeros around
     float* const biases;   // a layer's from column LAYERS[l].gradient
     const MlpTile<ROWS> rows;
@@ -21,8 +22,10 @@ struct Tile {
     __device__ explicit Tile(uint4* memory)
         : weights(reinterpret_cast<Real*>(memory)),
           biases(reinterpret_cast<float*>(weights + WEIGHTS)),
-          rows(memory + (SHARED + team_index() * MlpTile<ROWS>::NBYTES) / int(sizeof(uint4))),
+          rows(memory + (SHARED + team.index * MlpTile<ROWS>::NBYTES) / int(sizeof(uint4))),
           y(rows.y) {}
+
+    __device__ int warp() const { return team.warp; }
 
     template <int L>
     __device__ Real* output() const { return rows.at(LAYERS[L].depth); }

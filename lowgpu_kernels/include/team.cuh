@@ -8,21 +8,29 @@ constexpr int THREADS = LG_THREADS, WARPS = THREADS / WARP_LANES;
 constexpr int TEAMS = LG_TEAMS, BLOCK_THREADS = TEAMS * THREADS;
 static_assert(THREADS % WARP_LANES == 0 && TEAMS <= 15, "whole warps, and a barrier a team");
 
-__device__ inline int team_index() { return TEAMS == 1 ? 0 : warp_index() / WARPS; }
-__device__ inline int team_thread() { return TEAMS == 1 ? threadIdx.x : threadIdx.x % THREADS; }
-__device__ inline int team_warp() { return TEAMS == 1 ? warp_index() : warp_index() % WARPS; }
+// A thread's team. Make it once, at the start of a kernel: that takes a shuffle, after which the
+// compiler sees that the lanes of a warp agree on both numbers.
+struct Team {
+    const int index, warp;  // of the team in its block, of the warp in its team
 
-__device__ inline void sync_team() {
-    if constexpr (TEAMS == 1)
-        __syncthreads();
-    else
-        named_barrier<THREADS>(1 + team_index());
-}
+    __device__ Team()
+        : index(TEAMS == 1 ? 0 : warp_index() / WARPS),
+          warp(TEAMS == 1 ? warp_index() : warp_index() % WARPS) {}
 
-// The same, and whether any thread of the team gave true.
-__device__ inline bool sync_team_or(bool given) {
-    if constexpr (TEAMS == 1)
-        return __syncthreads_or(given);
-    else
-        return named_barrier_or<THREADS>(1 + team_index(), given);
-}
+    static __device__ int thread() { return TEAMS == 1 ? threadIdx.x : threadIdx.x % THREADS; }
+
+    __device__ void sync() const {
+        if constexpr (TEAMS == 1)
+            __syncthreads();
+        else
+            named_barrier<THREADS>(1 + index);
+    }
+
+    // The same, and whether any thread of the team gave true.
+    __device__ bool sync_or(bool given) const {
+        if constexpr (TEAMS == 1)
+            return __syncthreads_or(given);
+        else
+            return named_barrier_or<THREADS>(1 + index, given);
+    }
+};

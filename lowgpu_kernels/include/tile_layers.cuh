@@ -2,13 +2,13 @@
 //
 //     stage<0, LAYER_COUNT>(tile, parameters);  // once, by the whole block; then a block's barrier
 //     ... every team writes its input rows; every number finite ...
-//     sync_team();
+//     tile.team.sync();
 //     forward_from<0>(tile, parameters);        // ends with a team's barrier
 //     ... read tile.y[row * LG_OUTPUTS + column] ...
 //
-// A Tile says where things lie: what is the block's, `weights` and `biases`; what is the team's, `y`,
-// `input<L>()` and `output<L>()` with their strides. Where it KEEPS, every layer's output has a place
-// of its own, and its weights may be multiplied on the way down too.
+// A Tile has its `team` and the `warp()` of it, and says where things lie: the block's `weights` and
+// `biases`, the team's `y`, `input<L>()` and `output<L>()` with their strides. Where it KEEPS, every
+// layer's output has a place of its own, and the weights may be multiplied on the way down too.
 //
 // Where LG_RESIDENT is 1 the weights lie in shared memory, rounded once; where they do not fit, each
 // is read from L2 as it is needed. Warps share a product in rectangles as near to square as they
@@ -47,7 +47,7 @@ __device__ inline void clear_behind(const Tile& tile) {
     constexpr Layer layer = LAYERS[L];
     if constexpr (!layer.head && layer.fan_out % 16) {
         constexpr int PIECES = 8 / PIECE;
-        for (int i = team_thread(); i < ROWS * PIECES; i += THREADS)
+        for (int i = Team::thread(); i < ROWS * PIECES; i += THREADS)
             *reinterpret_cast<uint4*>(tile.template output<L>() +
                                       i / PIECES * Tile::output_stride(L) + layer.fan_out +
                                       i % PIECES * PIECE) = make_uint4(0u, 0u, 0u, 0u);
@@ -146,7 +146,7 @@ __device__ inline void product(const Tile& tile, const float* __restrict__ param
                                const Real* rows, int stride, Start start, Finish finish) {
     using M = Map<L, BACKWARD>;
     using S = Split<M::COLUMNS>;
-    const int warp = team_warp();
+    const int warp = tile.warp();
     const int first_row = warp / S::COLUMN_WARPS * S::ROW_TILES * Fragment::ROWS;
     const int first_tile = warp % S::COLUMN_WARPS * S::A_WARP;
     if (first_tile >= S::COLUMN_TILES) return;  // the whole warp leaves: no work for it here
@@ -227,7 +227,7 @@ __device__ inline void forward_from(const Tile& tile, const float* __restrict__ 
                 }
             });
         if constexpr (!Tile::KEEPS) clear_behind<L>(tile);
-        sync_team();
+        tile.team.sync();
         forward_from<L + 1>(tile, parameters);
     }
 }

@@ -38,6 +38,7 @@ struct Tile {
     static constexpr int NBYTES = (WEIGHTS + ROWS_END) * int(sizeof(Real)) +
                                   (ROWS * LG_OUTPUTS + LG_GRADIENTS) * int(sizeof(float));
 
+    const Team team;
     Real* const weights;  // of every layer [weight_rows][weight_stride], zeros around
     Real* const inputs;   // [ROWS][INPUT_STRIDE], then every layer's output [ROWS][output_stride]
     float* const y;       // [ROWS][LG_OUTPUTS]
@@ -48,6 +49,9 @@ struct Tile {
           inputs(weights + WEIGHTS),
           y(reinterpret_cast<float*>(inputs + ROWS_END)),
           biases(y + ROWS * LG_OUTPUTS) {}
+
+    // Asked anew each time, because the way down has no register to keep it in.
+    static __device__ int warp() { return warp_index(); }
 
     template <int L>
     __device__ Real* output() const { return inputs + output_offset(L); }

@@ -22,7 +22,7 @@ struct Policy : Tile {
 
     // Barriers before and after: rows written and y read by any thread of the team need none.
     __device__ void operator()(const float* __restrict__ parameters) const {
-        sync_team();
+        team.sync();
         forward_from<0>(*this, parameters);
     }
 };
@@ -32,6 +32,7 @@ static_assert(THREADS == MLP_THREADS && TEAMS == 1, "mlp_tile.cuh is for a block
 
 struct Policy {
     static constexpr int NBYTES = MlpTile<ROWS>::NBYTES;
+    const Team team;
     const MlpTile<ROWS> rows;
     float* const y;
 
@@ -43,7 +44,7 @@ struct Policy {
 #endif
 static_assert(Policy::NBYTES == LG_BLOCK_NBYTES, "rollout_tile.py counts the same shared memory");
 
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, LG_BLOCKS_A_SM)
     rollout_kernel(const float* __restrict__ parameters, float* floats, int* ints,
                    const unsigned long long* clock, const Real* __restrict__ table,
                    const float* __restrict__ series, int rows, unsigned long long seed, int envs,
@@ -53,15 +54,16 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
     extern __shared__ uint4 memory[];
     __shared__ int table_rows[TEAMS][ROWS];
     const Policy policy(memory);
+    const Team& team = policy.team;
 #if LG_RESIDENT
     stage<0, LAYER_COUNT>(policy, parameters);
     __syncthreads();
 #endif
-    const long long first = ((long long)blockIdx.x * TEAMS + team_index()) * ROWS;
+    const long long first = ((long long)blockIdx.x * TEAMS + team.index) * ROWS;
     if (first >= envs) return;  // a whole team leaves: only its own barriers follow
-    const long long e = first + team_thread();
-    const bool owns = team_thread() < ROWS && e < envs;
-    const float* const y = policy.y + team_thread() * LG_OUTPUTS;
+    const long long e = first + team.thread();
+    const bool owns = team.thread() < ROWS && e < envs;
+    const float* const y = policy.y + team.thread() * LG_OUTPUTS;
     State state = {};
     if (owns) state = load_state(floats, ints, e);
     const unsigned long long start = *clock;
@@ -69,8 +71,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
     // Whether the policy runs a second time in a step: for V of the states truncated episodes led to.
     bool again = false;
     while (true) {
-        observe_tile<ROWS>(policy.rows.input, policy.rows.INPUT, state, owns, table, series, rows,
-                           table_rows[team_index()]);
+        observe_tile<ROWS>(team, policy.rows.input, policy.rows.INPUT, state, owns, table, series,
+                           rows, table_rows[team.index]);
         wait_for_copies_but<0>();
         policy(parameters);
         const long long at = (long long)t * envs + e;
@@ -95,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
                 terminated[at] = ended == 1;
                 truncated[at] = ended == 2;
             }
-            again = sync_team_or(ended == 2);
+            again = team.sync_or(ended == 2);
             if (again) continue;
         }
         again = false;

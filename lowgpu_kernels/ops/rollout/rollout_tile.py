@@ -31,12 +31,14 @@ class RolloutTile:
         teams: of a block; each has THREADS threads and a tile of its own.
         resident: whether the weights lie in shared memory, in bfloat16, staged once a rollout.
         nbytes: dynamic shared memory of a block.
+        blocks_a_sm: blocks that an SM is to hold at least.
     """
 
     rows: int
     teams: int
     resident: bool
     nbytes: int
+    blocks_a_sm: int
 
     @property
     def threads(self):
@@ -56,6 +58,7 @@ class RolloutTile:
             "resident": self.resident,
             "backward": False,
             "block_nbytes": self.nbytes,
+            "blocks_a_sm": self.blocks_a_sm,
         }
 
 
@@ -73,13 +76,13 @@ def rollout_tile(network, envs, precision, on):
     fitting = [] if precision == "float32" else _resident_tiles(network, on)
     if not fitting:
         rows = tile_rows(network, envs, precision, on, TABLE_ROW_NBYTES)
-        return RolloutTile(rows, 1, False, tile_nbytes(network, rows, precision))
+        return RolloutTile(rows, 1, False, tile_nbytes(network, rows, precision), 1)
 
-    def rounds(tile):
-        held = on.shared_per_sm // (_held_nbytes(tile) + KB)  # the system keeps 1 KB a block
-        return blocks(tile.grid(envs), min(held, MOST_TEAMS // tile.teams) * on.sms)
+    def cost(tile):
+        rounds = blocks(tile.grid(envs), tile.blocks_a_sm * on.sms)
+        return rounds, tile.rows * tile.teams
 
-    return min(fitting, key=lambda tile: (rounds(tile), tile.rows * tile.teams))
+    return min(fitting, key=cost)
 
 
 def _resident_tiles(network, on):
@@ -90,15 +93,13 @@ def _resident_tiles(network, on):
     )
     shared = weights + 4 * network_macros(network)["gradients"]
     most, *fewer = ROWS["bfloat16"]
-    tiles = [
-        RolloutTile(rows, teams, True, shared + teams * tile_nbytes(network, rows, "bfloat16"))
-        for rows, teams in ((most, MOST_TEAMS), (most, 1), *((r, 1) for r in fewer))
-    ]
-    fitting = [t for t in tiles if _held_nbytes(t) <= on.shared_per_block]
+    fitting = []
+    for rows, teams in ((most, MOST_TEAMS), (most, 1), *((r, 1) for r in fewer)):
+        nbytes = shared + teams * tile_nbytes(network, rows, "bfloat16")
+        needed = nbytes + teams * rows * TABLE_ROW_NBYTES
+        if needed <= on.shared_per_block:
+            held = on.shared_per_sm // (needed + KB)  # the system keeps 1 KB a block
+            held = max(1, min(held, MOST_TEAMS // teams))
+            fitting.append(RolloutTile(rows, teams, True, nbytes, held))
     enough = any(t.rows * t.teams >= FEWEST_RESIDENT_ROWS for t in fitting)
     return fitting if enough else []
-
-
-def _held_nbytes(tile):
-    """Shared memory of a block, the kernel's own array included."""
-    return tile.nbytes + tile.teams * tile.rows * TABLE_ROW_NBYTES
