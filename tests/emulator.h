@@ -181,8 +181,9 @@ static int launch(void (*kernel)(A...), void** args, int grid_x, int grid_y, int
                         // Somebody waits for a thread that will not come.
                         if (++turns > 10000000) return 1;
                     }
-                    // Whom it has let pass goes first, so that teams drift apart too.
-                    i = gates_opened == before ? i + 1 : 0;
+                    // Forwards, teams drift apart too: whom it has let pass goes first. Backwards,
+                    // they take turns.
+                    i = backwards || gates_opened == before ? i + 1 : 0;
                 }
         }
     return 0;
