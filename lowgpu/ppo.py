@@ -6,6 +6,7 @@ import numpy as np
 
 from lowgpu.initialize import initial_parameters, network_of
 from lowgpu.metrics import Curve
+from lowgpu.monitor import in_stage, stage
 from lowgpu.pools import allocate, staging
 from lowgpu.ppo_plan import EPISODE, STATE, plan_of, settings_of
 from lowgpu.streams import queue_of
@@ -66,7 +67,7 @@ class PPO:
         self._check(given)
         self._settings = settings_of(config, env, self.network)
         self.buffers = allocate(self.plan, kind)
-        self._queue = queue_of(kind)
+        self._queue, self._call_op = queue_of(kind), in_stage
         self._lay_out(kind)
         self._fill(given)
         self._repeat, self._pending = None, None
@@ -104,13 +105,10 @@ class PPO:
             a.reshape(-1) for a in (b.action, b.log_probability, b.value, b.advantage, b.returns)
         )
         self._advantage = b.advantage.reshape(-1)
-        parts = config.minibatches
-        self._rows = [
-            b.index[m * config.minibatch : (m + 1) * config.minibatch] for m in range(parts)
-        ]
-        self._moments = list(b.moments)
+        self._minibatches = b.index.reshape(config.minibatches, config.minibatch)
         self._episodes, losses, norms = _report_views(b.report, config.updates)
-        self._losses, self._norms = list(losses), [norms[u : u + 1] for u in range(config.updates)]
+        epochs = config.epochs, config.minibatches
+        self._learned = list(zip(losses.reshape(*epochs, -1), norms.reshape(epochs)))
         self._scratch = {
             op: {"scratch": [getattr(b, f"{op}.{name}") for name in op.scratch]}
             for op in self._settings
@@ -126,11 +124,17 @@ class PPO:
         }
         values["parameters"] = initial_parameters(self.network, self.env, self.config.seed)
         self._queue.write(vars(b), values)
+        self._queue.prepare(self._start, self._iterate)
         with self._queue.running():
-            reset(b.floats, b.ints, b.series, b.clock, env=self.env, seed=self.config.seed)
+            self._start()
+
+    def _start(self):
+        b = self.buffers
+        reset(b.floats, b.ints, b.series, b.clock, env=self.env, seed=self.config.seed)
 
     def _call(self, op, *arrays, out=None, **params):
-        return op(*arrays, out=out, **self._settings[op], **self._scratch.get(op, {}), **params)
+        params = self._settings[op] | self._scratch.get(op, {}) | params
+        return self._call_op(op, *arrays, out=out, **params)
 
     def _iterate(self):
         """One iteration: act, judge, learn. Every array is there, and stays where it is."""
@@ -149,25 +153,34 @@ class PPO:
         )
         ended = b.reward, b.terminated, b.truncated
         call(episode_statistics, *ended, b.running_return, b.running_length, out=self._episodes)
-        updates = iter(zip(self._losses, self._norms))
-        for epoch in range(self.config.epochs):
+        for epoch, learned in enumerate(self._learned):
             call(permutation, b.clock, epoch=epoch, out=b.index)
             call(minibatch_moments, self._advantage, b.index, out=b.moments)
-            for rows, moments in zip(self._rows, self._moments):
-                losses, norm = next(updates)
-                call(
-                    ppo_update,
-                    b.parameters,
-                    b.m,
-                    b.v,
-                    b.step,
-                    *self._states,
-                    *data,
-                    rows,
-                    *self._taken,
-                    moments,
-                    out=(b.gradient, losses, norm),
-                )
+            call(
+                ppo_update,
+                *(b.parameters, b.m, b.v, b.step),
+                *(*self._states, *data, self._minibatches),
+                *(*self._taken, b.moments),
+                out=(b.gradient, *learned),
+            )
+
+    def walk(self, call_op):
+        """Do one iteration op by op, not as a graph, and leave it out of every count and report.
+
+        Args:
+            call_op: (op, *arrays, **keywords), which calls the op; it may look and take the time.
+        """
+        before, self._call_op = self._call_op, call_op
+        try:
+            with self._queue.running():
+                self._iterate()
+        finally:
+            self._call_op = before
+
+    @property
+    def queue(self):
+        """The queue that its work goes to: a GpuQueue or a CpuQueue."""
+        return self._queue
 
     @property
     def done(self):
@@ -191,7 +204,8 @@ class PPO:
         if self._repeat is None:
             changes = {name: getattr(self.buffers, name) for name in STATE}
             self._repeat = self._queue.repeatable(self._iterate, changes)
-        self._repeat()
+        with stage("iteration"):
+            self._repeat()
         self.iteration += 1
         target = self._reports[self.iteration % 2]
         before = self._pending
@@ -208,7 +222,8 @@ class PPO:
         return None if before is None else self._report(before, self.iteration)
 
     def _report(self, arrive, iteration):
-        arrive()
+        with stage("wait for figures"):
+            arrive()
         config = self.config
         parts = _report_views(self._reports[iteration % 2], config.updates)
         episodes, losses, norms = parts

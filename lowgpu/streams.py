@@ -1,6 +1,13 @@
 """Queues of work on a device, graphs, and the only places that wait for a GPU."""
 
 import contextlib
+import threading
+import time
+
+from lowgpu_kernels import launch
+from lowgpu_kernels.compile import build
+
+GATE_SECONDS = 1.0  # that work to be timed is held back at most, should its queue be full before
 
 
 class CpuQueue:
@@ -9,6 +16,9 @@ class CpuQueue:
     def running(self):
         """The context in which ops are called."""
         return contextlib.nullcontext()
+
+    def prepare(self, *works):
+        """Compile side by side what `works`, functions without arguments, will launch."""
 
     def repeatable(self, work, changes):
         """`work`, made quick to repeat.
@@ -21,6 +31,12 @@ class CpuQueue:
             A function that does the work again.
         """
         return work
+
+    def seconds(self, work):
+        """The time that the device takes for what `work` queues, without the host's own delays."""
+        start = time.perf_counter()
+        work()
+        return time.perf_counter() - start
 
     def copy_out(self, source, target):
         """Copy a device's array into a host's, in order with the work.
@@ -55,8 +71,15 @@ class GpuQueue:
     def running(self):
         return self.stream
 
+    def prepare(self, *works):
+        on = launch.device()
+        with launch.recording(on) as made:
+            for work in works:
+                work()
+        build([recorded.kernel for recorded in made], on.architecture)
+
     def repeatable(self, work, changes):
-        # Kernels are compiled and loaded in a first run, which a capture must not do. What it
+        # Kernels are loaded in a first run, which a capture must not do. What it
         # changed is put back bit for bit, so the run counts for nothing.
         before = self.read(changes)
         with self.stream:
@@ -68,6 +91,21 @@ class GpuQueue:
             finally:
                 graph = self.stream.end_capture()
         return lambda: graph.launch(self.stream)
+
+    def seconds(self, work):
+        start, end = self._cupy.cuda.Event(), self._cupy.cuda.Event()
+        # The device waits until everything is queued: else it would be timed waiting for the host.
+        queued = threading.Event()
+        self.stream.launch_host_func(queued.wait, GATE_SECONDS)
+        try:
+            start.record(self.stream)
+            with self.stream:
+                work()
+            end.record(self.stream)
+        finally:
+            queued.set()
+        end.synchronize()
+        return self._cupy.cuda.get_elapsed_time(start, end) * 1e-3
 
     def copy_out(self, source, target):
         runtime = self._cupy.cuda.runtime

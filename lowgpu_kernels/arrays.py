@@ -28,6 +28,11 @@ class Buffer(NamedTuple):
     def __len__(self):
         return self.shape[0]
 
+    def rows(self, start, stop):
+        """The part of it that `array[start:stop]` is of a NumPy array."""
+        nbytes = math.prod(self.shape[1:]) * self.dtype.itemsize
+        return Buffer(self.address + start * nbytes, (stop - start, *self.shape[1:]), self.dtype)
+
 
 class _Foreign(NamedTuple):
     """A stream's address as the CUDA stream protocol spells it."""

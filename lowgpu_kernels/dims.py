@@ -28,11 +28,14 @@ class Dim:
 
 A = Dim("A", "discrete actions")
 B = Dim("B", "rows in a minibatch")
+D = Dim("D", "groups of 64 drawn rows of a minibatch")
 E = Dim("E", "environments stepped side by side")
 F = Dim("F", "float32 fields of an environment's state")
 G = Dim("G", "int32 fields of an environment's state")
 H = Dim("H", "stored hidden units of a network, all layers of all towers side by side")
 I = Dim("I", "columns of a network's input row, a multiple of 8")  # noqa: E741
+K = Dim("K", "slots of a replay ring: steps kept of each environment")
+L = Dim("L", "leaves of a priority tree, whole groups of 32")
 M = Dim("M", "minibatches in an epoch")
 N = Dim("N", "transitions in a rollout, time-major: row t * E + e")
 O = Dim("O", "columns of a network's output row, a multiple of 8")  # noqa: E741
@@ -40,6 +43,11 @@ P = Dim("P", "parameters of a network, all tensors flat")
 R = Dim("R", "rows of an environment's table")
 S = Dim("S", "read-only series of an environment, each R long")
 T = Dim("T", "time steps in a rollout")
+V = Dim("V", "bytes of a network's packed image")
+W = Dim("W", "sums of a priority tree, all levels one after another")
+X = Dim("X", "rows of an int8 product, M of a GEMM")
+Y = Dim("Y", "columns of an int8 product, N of a GEMM")
+Z = Dim("Z", "terms of each sum of an int8 product, K of a GEMM")
 
 
 _name_of = functools.cache(lambda dtype: dtype.name)  # NumPy builds the name anew, slowly
@@ -107,6 +115,7 @@ class Element:
 
 
 BOOL, U8, I32, U32, U64 = map(Element, ("bool", "uint8", "int32", "uint32", "uint64"))
+I8 = Element("int8")
 F32, BF16 = Element("float32"), Element("bfloat16")
 REAL = Element("float32", "bfloat16")  # the precision an op computes in follows its input
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from lowgpu_kernels.arrays import Buffer
 from lowgpu_kernels.compile import ARCHITECTURES, NumbaKernel
+from lowgpu_kernels.tensor_map import TensorMap
 
 KB = 1024
 WARP = 32
@@ -202,15 +203,17 @@ def _numba_kernel(function, types, threads):
     return NumbaKernel(function, types, threads)
 
 
-def launch(kernel, grid, block, args, stream, shared=0):
+def launch(kernel, grid, block, args, stream, shared=0, cooperative=False):
     """Queue one CUDA C kernel. An empty grid is no launch.
 
     Args:
         kernel: what `cuda_c` gave.
         grid, block: three counts each, or one.
-        args: Buffers, NumPy scalars, and None for an array that was not given.
+        args: Buffers, NumPy scalars, TensorMaps, and None for an array that was not given.
         stream: address of the stream.
         shared: dynamic shared memory a block, bytes.
+        cooperative: whether all blocks must be on the GPU at once, because they wait for each other;
+            the driver refuses a grid that is too large for that.
     """
     grid, block = _three(grid), _three(block)
     if 0 in grid:
@@ -222,8 +225,17 @@ def launch(kernel, grid, block, args, stream, shared=0):
     plan = _PLANS.get(place)
     if plan is None:
         loaded = _loaded(kernel, place[-1], shared)
-        plan = _PLANS[place] = _Plan(loaded, args, numba=False)
+        plan = _PLANS[place] = _Plan(loaded, args, numba=False, cooperative=cooperative)
     plan(grid, block, args, stream)
+
+
+def clear(buffer, stream):
+    """Queue the writing of zeros over a Buffer."""
+    if _recorder is not None:
+        return
+    from cupy.cuda import runtime
+
+    runtime.memsetAsync(buffer.address, 0, buffer.nbytes, stream)
 
 
 def _current_device():
@@ -278,30 +290,37 @@ class _Plan:
     two threads from packing at once.
     """
 
-    def __init__(self, loaded, args, numba):
+    def __init__(self, loaded, args, numba, cooperative=False):
         from cupy_backends.cuda.api import driver
 
-        codes = ["q" if a is None or type(a) is Buffer else a.dtype.char for a in args]
-        self.loaded, self.driver_launch, self.lock = loaded, driver.launchKernel, threading.Lock()
-        self.layout = struct.Struct("@" + "".join(codes))
-        start = -(-self.layout.size // 8) * 8
-        places, fixed, offset = [], [], 0
+        codes = list(map(_code, args))
+        self.maps = any(type(a) is TensorMap for a in args)
+        self.loaded, self.lock = loaded, threading.Lock()
+        # The cooperative call has no last argument.
+        self.driver_launch = driver.launchCooperativeKernel if cooperative else driver.launchKernel
+        self.extra = () if cooperative else (0,)
+        # Every argument lies at a multiple of its size, which struct sees to for numbers only.
+        layout, offsets, size = "@", [], 0
+        for code in codes:
+            pad = -size % struct.calcsize(code)
+            offsets.append(size + pad)
+            layout, size = f"{layout}{pad}x{code}", size + pad + struct.calcsize(code)
+        self.layout = struct.Struct(layout)
+        start = -(-size // 8) * 8
+        places, fixed = [], []
 
         def fix(*values):
             for value in values:
                 places.append(start + 8 * len(fixed))
                 fixed.append(value)
 
-        for a, code in zip(args, codes):
-            size = struct.calcsize(code)
-            offset = -(-offset // size) * size
+        for a, offset in zip(args, offsets):
             described = numba and type(a) is Buffer
             if described:
                 fix(0, 0, a.size, a.dtype.itemsize)
             places.append(offset)
             if described:
                 fix(*a.shape, *_strides(a))
-            offset += size
         self.buffer = ctypes.create_string_buffer(start + 8 * len(fixed))
         struct.pack_into(f"@{len(fixed)}q", self.buffer, start, *fixed)
         base = ctypes.addressof(self.buffer)
@@ -310,6 +329,8 @@ class _Plan:
 
     def __call__(self, grid, block, args, stream):
         values = [a[0] if type(a) is Buffer else 0 if a is None else a for a in args]
+        if self.maps:
+            values = [a.encoded() if type(a) is TensorMap else a for a in values]
         with self.lock:
             self.layout.pack_into(self.buffer, 0, *values)
             self.driver_launch(
@@ -319,8 +340,14 @@ class _Plan:
                 self.loaded.shared,
                 stream,
                 self.pointers_address,
-                0,
+                *self.extra,
             )
+
+
+def _code(arg):
+    if type(arg) is TensorMap:
+        return f"{TensorMap.NBYTES}s"
+    return "q" if arg is None or type(arg) is Buffer else arg.dtype.char
 
 
 def _strides(buffer):

@@ -1,17 +1,20 @@
 // Runs a CUDA C kernel on the host, block after block: a thread is a fiber, which runs until it waits
-// for its team, its block or its warp. Stands in for bf16.cuh, async_copy.cuh, named_barrier.cuh and
-// mma.cuh, whose PTX it does as the PTX manual's pictures of the fragments say, and for host.cuh.
-// Shared memory starts as NaN.
+// for its team, its block or its warp. Stands in for bf16.cuh, async_copy.cuh, bulk_copy.cuh,
+// named_barrier.cuh, memory_order.cuh, mma.cuh and warpgroup.cuh, whose PTX it does as the PTX manual's
+// pictures of the fragments say, and for host.cuh. Shared memory starts as NaN.
 //
-// Forwards, the first thread runs first and a copy arrives when it is waited for; backwards, the last
-// thread runs first and a copy arrives as it starts. A kernel with a barrier missing gives different
+// Forwards, the first thread runs first, and a copy arrives and a warpgroup's product is done when they
+// are waited for; backwards, the last thread runs first and both happen as they start. A kernel with a barrier missing gives different
 // results in one of the two.
 #pragma once
 #include <ucontext.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <map>
 #include <memory>
 #include <tuple>
 #include <utility>
@@ -23,6 +26,7 @@
 #define __constant__
 #define __shared__ static
 #define __launch_bounds__(...)
+#define __align__(bytes)
 using std::max;
 using std::min;
 
@@ -39,20 +43,22 @@ inline unsigned float_as_uint(float x) { unsigned bits; memcpy(&bits, &x, 4); re
 
 struct Three { unsigned x = 0, y = 0, z = 0; };
 static Three threadIdx, blockIdx, blockDim, gridDim;
-static uint4* memory;  // dynamic shared memory
+static uint4* memory;  // dynamic shared memory of the block that runs
 
 struct Copy {
     void* to;
     const void* from;
     bool valid;
-    void arrive() const { valid ? memcpy(to, from, 16) : memset(to, 0, 16); }
+    int nbytes;
+    void arrive() const { valid ? memcpy(to, from, nbytes) : memset(to, 0, nbytes); }
 };
 
 struct Fiber {
     ucontext_t context;
-    std::vector<char> stack = std::vector<char>(256 << 10);
+    std::vector<char> stack = std::vector<char>(128 << 10);
     bool done = false, at_block_gate = false;
     std::vector<std::vector<Copy>> groups = {{}};
+    std::vector<std::vector<std::function<void()>>> products = {{}};
 };
 
 struct Gate {
@@ -66,13 +72,29 @@ struct Exchange {  // what the lanes of a warp show each other
     char word[32][4];
 };
 
+struct CopyCount {
+    int phase = 0;
+    long long awaited = 0;
+    std::vector<std::function<void()>> copies;
+};
+
+struct Block {
+    Three index;
+    // As aligned as the tensor cores of sm_90a need it.
+    std::unique_ptr<void, void (*)(void*)> memory{nullptr, std::free};
+    std::vector<Fiber> fibers;
+    int living = 0;
+    Gate gate, named_gates[16];
+    std::vector<Gate> warp_gates;
+    std::vector<Exchange> exchanges;
+    std::map<const void*, CopyCount> copy_barriers;
+};
+
+static Block* block;
 static Fiber* running;
 static ucontext_t scheduler;
-static int living, gates_opened;
+static int gates_opened;
 static bool copies_arrive_at_once;
-static Gate block_gate, named_gates[16];
-static std::vector<Gate> warp_gates;
-static std::vector<Exchange> exchanges;
 
 static void pause() {
     const Three mine = threadIdx;
@@ -81,33 +103,38 @@ static void pause() {
     threadIdx = mine;
 }
 
-static void pass(Gate& gate, int expected) {
+// Waits for other warps, or for other blocks.
+static void pause_at_gate() {
+    running->at_block_gate = true;
+    pause();
+    running->at_block_gate = false;
+}
+
+static void pass(Gate& gate, int expected, bool of_warps) {
     const int before = gate.generation;
     if (++gate.waiting == expected) {
         gate.waiting = 0;
         ++gate.generation;
+        gates_opened += of_warps;
     }
-    while (gate.generation == before) pause();
+    while (gate.generation == before) of_warps ? pause_at_gate() : pause();
 }
 
 static bool block_barrier(Gate& gate, int expected, bool given) {
     const int generation = gate.generation % 2;
     if (gate.waiting == 0) gate.any[generation] = false;
     gate.any[generation] |= given;
-    running->at_block_gate = true;
-    gates_opened += gate.waiting + 1 == expected;
-    pass(gate, expected);
-    running->at_block_gate = false;
+    pass(gate, expected, true);
     return gate.any[generation];
 }
-static void __syncthreads() { block_barrier(block_gate, living, false); }
-static bool __syncthreads_or(bool given) { return block_barrier(block_gate, living, given); }
-static void sync_warp() { pass(warp_gates[threadIdx.x / 32], 32); }
+static void __syncthreads() { block_barrier(block->gate, block->living, false); }
+static bool __syncthreads_or(bool given) { return block_barrier(block->gate, block->living, given); }
+static void sync_warp() { pass(block->warp_gates[threadIdx.x / 32], 32, false); }
 
 template <class T>
 T __shfl_sync(unsigned, T mine, int lane) {
     static_assert(sizeof(T) == 4);
-    Exchange& warp = exchanges[threadIdx.x / 32];
+    Exchange& warp = block->exchanges[threadIdx.x / 32];
     memcpy(warp.word[threadIdx.x % 32], &mine, 4);
     sync_warp();
     memcpy(&mine, warp.word[lane], 4);
@@ -127,65 +154,86 @@ static void (*body)();
 static void enter() {
     body();
     running->done = true;
-    --living;
+    --block->living;
+    ++gates_opened;
     swapcontext(&running->context, &scheduler);
 }
 
+static void start(Block& made, Three index, int threads, int shared) {
+    made.index = index;
+    made.memory.reset(std::aligned_alloc(1024, (shared / 1024 + 1) * 1024));
+    memset(made.memory.get(), 0xFF, shared);
+    made.fibers = std::vector<Fiber>(threads);
+    made.living = threads;
+    made.warp_gates.assign(threads / 32, {});
+    made.exchanges.assign(threads / 32, {});
+    for (auto& fiber : made.fibers) {
+        getcontext(&fiber.context);
+        fiber.context.uc_stack.ss_sp = fiber.stack.data();
+        fiber.context.uc_stack.ss_size = fiber.stack.size();
+        fiber.context.uc_link = nullptr;
+        makecontext(&fiber.context, enter, 0);
+    }
+}
+
+// Runs a block until its threads are done or wait for other blocks.
+static void run(Block& chosen, bool backwards) {
+    block = &chosen;
+    memory = static_cast<uint4*>(block->memory.get());
+    blockIdx = block->index;
+    const int threads = block->fibers.size();
+    for (int i = 0; i < threads / 32;) {
+        const int warp = backwards ? threads / 32 - 1 - i : i;
+        const int before = gates_opened;
+        // A warp runs on until only others can let it pass: warps drift far apart.
+        for (bool stuck = false; !stuck;) {
+            stuck = true;
+            for (int lane = 0; lane < 32; ++lane) {
+                const int t = warp * 32 + (backwards ? 31 - lane : lane);
+                Fiber& fiber = block->fibers[t];
+                if (fiber.done) continue;
+                running = &fiber;
+                threadIdx = {unsigned(t), 0, 0};
+                swapcontext(&scheduler, &running->context);
+                stuck = stuck && (fiber.done || fiber.at_block_gate);
+            }
+        }
+        // Forwards, teams drift apart too: whom it has let pass goes first. Backwards, they take
+        // turns.
+        i = backwards || gates_opened == before ? i + 1 : 0;
+    }
+}
+
+// All blocks at once where they wait for each other, else one after another.
 template <class... A>
 static int launch(void (*kernel)(A...), void** args, int grid_x, int grid_y, int threads, int shared,
-                  int backwards) {
+                  int backwards, int cooperative) {
     copies_arrive_at_once = backwards;
     static void (*the_kernel)(A...);
     static void** the_args;
     the_kernel = kernel;
     the_args = args;
     body = [] { call(the_kernel, the_args, std::index_sequence_for<A...>()); };
-    std::vector<Fiber> all(threads);
-    const std::unique_ptr<uint4[]> held(new uint4[shared / 16 + 1]);
-    memory = held.get();
     blockDim = {unsigned(threads), 1, 1};
     gridDim = {unsigned(grid_x), unsigned(grid_y), 1};
-    for (int y = 0; y < grid_y; ++y)
-        for (int x = 0; x < grid_x; ++x) {
-            memset(memory, 0xFF, shared);
-            blockIdx = {unsigned(x), unsigned(y), 0};
-            living = threads;
-            block_gate = {};
-            for (Gate& gate : named_gates) gate = {};
-            warp_gates.assign(threads / 32, {});
-            exchanges.assign(threads / 32, {});
-            for (auto& fiber : all) {
-                fiber.done = false;
-                fiber.groups = {{}};
-                getcontext(&fiber.context);
-                fiber.context.uc_stack.ss_sp = fiber.stack.data();
-                fiber.context.uc_stack.ss_size = fiber.stack.size();
-                fiber.context.uc_link = nullptr;
-                makecontext(&fiber.context, enter, 0);
+    const int count = grid_x * grid_y, together = cooperative ? count : 1;
+    for (int first = 0; first < count; first += together) {
+        std::vector<Block> blocks(together);
+        for (int b = 0; b < together; ++b)
+            start(blocks[b], {unsigned((first + b) % grid_x), unsigned((first + b) / grid_x), 0},
+                  threads, shared);
+        for (bool living = true; living;) {
+            living = false;
+            const int before = gates_opened;
+            for (int b = 0; b < together; ++b) {
+                Block& next = blocks[backwards ? together - 1 - b : b];
+                run(next, backwards);
+                living |= next.living > 0;
             }
-            for (int turns = 0; living > 0;)
-                for (int i = 0; i < threads / 32;) {
-                    const int warp = backwards ? threads / 32 - 1 - i : i;
-                    const int before = gates_opened;
-                    // A warp runs on until only others can let it pass: warps drift far apart.
-                    for (bool stuck = false; !stuck;) {
-                        stuck = true;
-                        for (int lane = 0; lane < 32; ++lane) {
-                            const int t = warp * 32 + (backwards ? 31 - lane : lane);
-                            if (all[t].done) continue;
-                            running = &all[t];
-                            threadIdx = {unsigned(t), 0, 0};
-                            swapcontext(&scheduler, &running->context);
-                            stuck = stuck && (all[t].done || all[t].at_block_gate);
-                        }
-                        // Somebody waits for a thread that will not come.
-                        if (++turns > 10000000) return 1;
-                    }
-                    // Forwards, teams drift apart too: whom it has let pass goes first. Backwards,
-                    // they take turns.
-                    i = backwards || gates_opened == before ? i + 1 : 0;
-                }
+            // Somebody waits for a thread that will not come.
+            if (living && gates_opened == before) return 1;
         }
+    }
     return 0;
 }
 
@@ -206,10 +254,16 @@ inline float tanh_approximate(float x) { return tanhf(x); }
 
 // async_copy.cuh
 
-inline void start_copy_16(void* shared, const void* global, bool valid) {
-    if ((std::size_t)shared % 16 || (valid && (std::size_t)global % 16)) __builtin_trap();
-    const Copy copy = {shared, global, valid};
+inline void start_copy(void* shared, const void* global, bool valid, int nbytes) {
+    if ((std::size_t)shared % nbytes || (valid && (std::size_t)global % nbytes)) __builtin_trap();
+    const Copy copy = {shared, global, valid, nbytes};
     copies_arrive_at_once ? copy.arrive() : running->groups.back().push_back(copy);
+}
+inline void start_copy_16(void* shared, const void* global, bool valid) {
+    start_copy(shared, global, valid, 16);
+}
+inline void start_copy_4(void* shared, const void* global, bool valid) {
+    start_copy(shared, global, valid, 4);
 }
 inline void end_copy_group() { running->groups.push_back({}); }
 
@@ -225,16 +279,16 @@ void wait_for_copies_but() {
 // named_barrier.cuh
 
 template <int THREADS>
-void named_barrier(int number) { block_barrier(named_gates[number], THREADS, false); }
+void named_barrier(int number) { block_barrier(block->named_gates[number], THREADS, false); }
 template <int THREADS>
 bool named_barrier_or(int number, bool given) {
-    return block_barrier(named_gates[number], THREADS, given);
+    return block_barrier(block->named_gates[number], THREADS, given);
 }
 
 // mma.cuh
 
 inline void load_matrices_as(unsigned (&to)[4], const void* row, bool transposed) {
-    Exchange& warp = exchanges[threadIdx.x / 32];
+    Exchange& warp = block->exchanges[threadIdx.x / 32];
     const int lane = threadIdx.x % 32;
     if ((std::size_t)row % 16) __builtin_trap();
     warp.address[lane] = row;
@@ -257,7 +311,7 @@ inline void load_matrices_transposed(unsigned (&to)[4], const void* row) {
 
 inline void multiply_add_bf16(float (&sums)[4], const unsigned (&a)[4], unsigned b_low,
                               unsigned b_high) {
-    Exchange& warp = exchanges[threadIdx.x / 32];
+    Exchange& warp = block->exchanges[threadIdx.x / 32];
     const int lane = threadIdx.x % 32;
     memcpy(warp.a[lane], a, sizeof a);
     warp.b[lane][0] = b_low;
@@ -278,3 +332,136 @@ inline void multiply_add_bf16(float (&sums)[4], const unsigned (&a)[4], unsigned
     }
     sync_warp();
 }
+
+// bulk_copy.cuh
+
+struct CopyBarrier { unsigned long long state; };
+
+inline void make_copy_barrier(CopyBarrier* barrier) { block->copy_barriers[barrier] = {}; }
+inline void show_copy_barriers() {}
+inline void show_to_copies() {}
+inline void expect_bytes(CopyBarrier* barrier, int nbytes) { block->copy_barriers.at(barrier).awaited += nbytes; }
+inline void start_bulk_copy(void* shared, const void* global, int nbytes, CopyBarrier* barrier) {
+    if ((std::size_t)shared % 16 || (std::size_t)global % 16 || nbytes % 16) __builtin_trap();
+    CopyCount& count = block->copy_barriers.at(barrier);
+    count.copies.push_back([=] { memcpy(shared, global, nbytes); });
+    if (copies_arrive_at_once) count.copies.back()();
+    count.awaited -= nbytes;
+    if (count.awaited == 0) {
+        ++count.phase;
+        ++gates_opened;
+    }
+}
+inline void wait_for_bytes(const CopyBarrier* barrier, int parity) {
+    CopyCount& count = block->copy_barriers.at(barrier);
+    while (count.phase % 2 == parity) pause_at_gate();
+    if (!copies_arrive_at_once)
+        for (const auto& copy : count.copies) copy();
+    count.copies.clear();
+}
+
+// memory_order.cuh
+
+inline void release_add(unsigned* counter) {
+    ++*counter;
+    ++gates_opened;
+}
+// Asked again and again, so others go on meanwhile.
+inline unsigned acquire_load(const unsigned* counter) {
+    pause_at_gate();
+    return *counter;
+}
+template <class T>
+T __ldcg(const T* from) { return *from; }
+
+// warpgroup.cuh
+
+inline unsigned shared_address(const void* at) {
+    return unsigned(static_cast<const char*>(at) - reinterpret_cast<const char*>(memory));
+}
+struct Factor {
+    unsigned address;
+    int block_nbytes, eight_nbytes;
+};
+inline Factor factor(unsigned address, int block_nbytes) { return {address, block_nbytes, 1024}; }
+inline Factor further(Factor from, int nbytes) {
+    from.address += nbytes;
+    return from;
+}
+inline Factor ones_factor(unsigned address) { return {address, 0, 0}; }
+inline void show_to_products() {}
+inline int lane_index() { return threadIdx.x % 32; }
+inline int thread_index() { return threadIdx.x; }
+inline void start_products() {}
+template <int COUNT>
+void take_sums(float (&)[COUNT]) {}
+inline void end_product_group() { running->products.push_back({}); }
+template <int GROUPS>
+void wait_for_products_but() {
+    auto& groups = running->products;
+    while (groups.size() > GROUPS + 1) {
+        for (const auto& product : groups.front()) product();
+        groups.erase(groups.begin());
+    }
+}
+
+// Element (i, k) of a factor: i counts its rows or, of the second, its columns, k what is summed over.
+inline float element_of(const Factor& from, bool tall, int i, int k) {
+    unsigned at = from.address;
+    if (tall)
+        at += i / 64 * from.block_nbytes + k / 8 * from.eight_nbytes + k % 8 * 128 + i % 64 * 2;
+    else
+        at += i / 8 * from.eight_nbytes + i % 8 * 128 + k * 2;
+    at ^= (at >> 7 & 7) << 4;
+    unsigned short bits;
+    memcpy(&bits, reinterpret_cast<const char*>(memory) + at, 2);
+    return __uint_as_float(unsigned(bits) << 16);
+}
+
+template <int N, bool TALL_A, bool TALL_B>
+struct Product {
+    static void start(float (&sums)[N / 2], const Factor& a, const Factor& b, bool adds) {
+        const int thread = threadIdx.x % 128;
+        float* const to = sums;
+        const auto product = [=] {
+            for (int s = 0; s < N / 2; ++s) {
+                const int row = thread / 32 * 16 + s / 2 % 2 * 8 + thread % 32 / 4;
+                const int column = s / 4 * 8 + thread % 4 * 2 + s % 2;
+                float sum = adds ? to[s] : 0.f;
+                for (int k = 0; k < 16; ++k)
+                    sum = fmaf(element_of(a, TALL_A, row, k), element_of(b, TALL_B, column, k), sum);
+                to[s] = sum;
+            }
+        };
+        if (copies_arrive_at_once)
+            product();
+        else
+            running->products.back().push_back(product);
+    }
+};
+
+inline char* in_shared(unsigned address) { return reinterpret_cast<char*>(memory) + address; }
+inline void store_matrices(unsigned row, const unsigned (&from)[4]) {
+    Exchange& warp = block->exchanges[threadIdx.x / 32];
+    const int lane = threadIdx.x % 32;
+    if (row % 16) __builtin_trap();
+    warp.address[lane] = in_shared(row);
+    memcpy(warp.a[lane], from, sizeof from);
+    sync_warp();
+    for (int m = 0; m < 4; ++m)
+        memcpy(static_cast<char*>(const_cast<void*>(warp.address[m * 8 + lane / 4])) + lane % 4 * 4,
+               &warp.a[lane][m], 4);
+    sync_warp();
+}
+inline void load_matrices(unsigned (&to)[4], unsigned row) { load_matrices(to, in_shared(row)); }
+
+inline unsigned relu_pair(unsigned pair) {
+    const auto larger = [](float x) { return x < 0.f ? 0.f : x; };
+    return pack_bf16(larger(low_bf16(pair)), larger(high_bf16(pair)));
+}
+inline unsigned where_positive(unsigned pair) {
+    return (low_bf16(pair) > 0.f ? 0xFFFFu : 0u) | (high_bf16(pair) > 0.f ? 0xFFFF0000u : 0u);
+}
+
+#include "emulator_int8.h"
+#include "emulator_act.h"

@@ -14,8 +14,13 @@ from numba import cfunc
 
 from lowgpu_kernels import launch
 from lowgpu_kernels.compile import _C_NAMES, HERE, INCLUDE, _numba_type
+from lowgpu_kernels.tensor_map import TensorMap
 
-EMULATED = {"bf16.cuh", "async_copy.cuh", "mma.cuh", "host.cuh", "named_barrier.cuh"}
+EMULATED = {
+    *("bf16.cuh", "async_copy.cuh", "mma.cuh", "host.cuh", "named_barrier.cuh"),
+    *("warpgroup.cuh", "act_product.cuh", "bulk_copy.cuh", "memory_order.cuh"),
+    *("cluster.cuh", "tensor_copy.cuh", "narrow_copy.cuh", "int8_product.cuh"),
+}
 FLAGS = (
     *("-std=c++17", "-O1", "-shared", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing"),
     *("-fsanitize=alignment,shift", "-fsanitize-undefined-trap-on-error", "-Wno-unknown-pragmas"),
@@ -30,23 +35,38 @@ def emulating(on, backwards=False):
     are left out: numba's simulator runs those.
     """
 
-    def run(kernel, grid, block, args, stream, shared=0):
+    def run(kernel, grid, block, args, stream, shared=0, cooperative=False):
         grid, block = launch._three(grid), launch._three(block)
         if 0 in grid:
             return
         held = [_value(a) for a in args]
         pointers = (ctypes.c_void_p * len(held))(*(ctypes.addressof(a) for a in held))
         entry = getattr(_library(kernel), f"emulate_{kernel.entry}")
-        assert entry(pointers, grid[0], grid[1], block[0], shared, int(backwards)) == 0, (
+        # Blocks of a cluster reach each other; here all run together.
+        together = cooperative or dict(kernel.macros).get("LG_CLUSTER", 1) > 1
+        modes = int(backwards), int(together)
+        assert entry(pointers, grid[0], grid[1], block[0], shared, *modes) == 0, (
             f"{kernel.entry}: a barrier that not every thread reaches"
         )
 
     with (
         launch.recording(on),
         mock.patch.object(launch, "launch", run),
+        mock.patch.object(launch, "clear", lambda array, stream: array.fill(0)),
         mock.patch.object(launch.Launchable, "_launch", lambda *_: None),
     ):
         yield
+
+
+class _Boxes(ctypes.Structure):
+    """emulator_int8.h's TensorMap."""
+
+    _fields_ = (
+        ("matrix", ctypes.c_void_p),
+        ("rows", ctypes.c_longlong),
+        ("columns", ctypes.c_longlong),
+        ("box_rows", ctypes.c_int),
+    )
 
 
 def _value(arg):
@@ -54,18 +74,20 @@ def _value(arg):
         return ctypes.c_void_p()
     if isinstance(arg, np.ndarray):
         return ctypes.c_void_p(arg.ctypes.data)
+    if isinstance(arg, TensorMap):
+        return _Boxes(arg.matrix.ctypes.data, *arg.matrix.shape, arg.box_rows)
     return np.ctypeslib.as_ctypes_type(arg.dtype)(arg.item())
 
 
 @functools.cache
 def _library(kernel):
     source = _with_includes(HERE / "ops" / f"{kernel.path}.cu", set())
-    source = source.replace("extern __shared__ uint4 memory[];", "")
-    entries = re.findall(r"__global__[^{]*?(\w+)\((?:const|unsigned)", source)
+    source = re.sub(r"extern __shared__ (__align__\(1024\) )?uint4 memory\[\];", "", source)
+    entries = re.findall(r"__global__[^{]*?(\w+)\((?:const|unsigned|float)", source)
     assert kernel.entry in entries
     calls = "".join(
-        f'extern "C" int emulate_{e}(void** args, int x, int y, int threads, int shared, int back) '
-        f"{{ return launch({e}, args, x, y, threads, shared, back); }}\n"
+        f'extern "C" int emulate_{e}(void** args, int x, int y, int threads, int shared, int back, '
+        f"int all) {{ return launch({e}, args, x, y, threads, shared, back, all); }}\n"
         for e in entries
     )
     links = "".join(map(_link, kernel.linked))

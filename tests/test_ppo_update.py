@@ -9,25 +9,28 @@ from lowgpu.envs import make
 from lowgpu.envs.check_code import CALL, FLOAT64
 from lowgpu_kernels import adam, launch, mlp_backward, mlp_forward, observe, ppo_loss
 from lowgpu_kernels.compile import disassemble
-from lowgpu_kernels.dims import B, N, R
+from lowgpu_kernels.dims import B, M, N, R
 from lowgpu_kernels.ops.mlp.network import Network, policy_network
+from lowgpu_kernels.ops.ppo.grid_update import THREADS as GRID_THREADS
+from lowgpu_kernels.ops.ppo.grid_update import grid_update
 from lowgpu_kernels.ops.ppo.ppo_loss import STATISTICS
 from lowgpu_kernels.ops.ppo.ppo_update import (
     ADAM,
     LOSS,
     STATES,
     TAKEN,
-    assert_gradient,
-    kernels_of,
+    assert_first_update,
     ppo_update,
 )
+from lowgpu_kernels.ops.ppo.update_launch import grid_kernel, part, tile_kernels
 from lowgpu_kernels.ops.ppo.update_tile import THREADS, update_tile
 from lowgpu_kernels.ops.rollout.example import DRIFT, WALK
 from tests.emulator import emulating
 from tests.harness import arrays_for, run_launcher, run_numpy
 
 PRECISIONS = "float32", "bfloat16"
-FEW_SMS = replace(launch.KNOWN["H100"], sms=1)  # so that small batches get full tiles, in rounds
+# So that small batches get full tiles, in rounds; without warpgroups' products.
+FEW_SMS = replace(launch.KNOWN["H100"], sms=1, capability=(8, 0))
 NO_ROOM = replace(FEW_SMS, shared_per_block=24 * 1024, shared_per_sm=50 * 1024)
 EMULATED = (
     (WALK, policy_network(24, 3, (256, 128, 64)), 70, FEW_SMS),
@@ -40,6 +43,15 @@ EMULATED = (
     (DRIFT, Network(8, ((3,),)), 127, FEW_SMS),
 )
 
+GROUPED = (  # sms: enough blocks for a thread to own little of the gradient
+    (WALK, policy_network(24, 3, (136, 72)), 70, 2, 28),
+    (WALK, policy_network(24, 3, (32, 16)), 513, 3, 7),
+    (WALK, policy_network(24, 3, (40, 24), "tanh"), 1, 2, 7),
+    (DRIFT, policy_network(8, 2, (16,), "tanh", False), 129, 2, 9),
+    (DRIFT, Network(8, ((56, 24, 2), (1,))), 64, 1, 9),
+    (DRIFT, Network(8, ((3,),)), 127, 1, 3),
+)
+
 each_precision = pytest.mark.parametrize("precision", PRECISIONS)
 
 
@@ -47,13 +59,13 @@ def named(value):
     return str(value).replace(" ", "") if isinstance(value, Network) else None
 
 
-def drawn(env, network, batch, precision, seed=0, transitions=300, **given):
+def drawn(env, network, batch, precision, seed=0, transitions=300, updates=1, **given):
     """(inputs, params, sizes) of a call."""
     settings = {"lr": 0.01, "max_norm": 0.5, "entropy_weight": 0.05, **given}
     params = ppo_update.checked_params(
         {"env": env, "network": network, "precision": precision, **settings}
     )
-    sizes = ppo_update.sizes_of({B: batch, N: transitions, R: 40}, params)
+    sizes = ppo_update.sizes_of({M: updates, B: batch, N: transitions, R: 40}, params)
     return arrays_for(ppo_update, np.random.default_rng(seed), sizes, params), params, sizes
 
 
@@ -70,7 +82,34 @@ def test_the_kernels_agree_with_the_spec_in_either_order_of_threads(
     # Adam's kernel is Numba's and does not run here; what it starts from is all there.
     for name in ("gradient", "statistics"):
         assert runs[0][name].tobytes() == runs[1][name].tobytes(), f"{name}: who goes first?"
-    assert_gradient(runs[0], inputs, params)
+    assert_first_update(runs[0], inputs, params)
+
+
+@pytest.mark.parametrize("env, network, batch, updates, sms", GROUPED, ids=named)
+def test_updates_in_one_launch_are_lone_updates_one_after_another_and_the_specs(
+    env, network, batch, updates, sms
+):
+    on = replace(launch.KNOWN["H100"], sms=sms)
+    assert grid_update(env, network, "bfloat16", on) is not None
+    inputs, params, sizes = drawn(env, network, batch, "bfloat16", updates=updates)
+    runs = []
+    for backwards in (False, True):
+        with emulating(on, backwards):
+            runs.append(run_launcher(ppo_update, inputs, params, sizes))
+    for name, array in runs[0].items():
+        assert array.tobytes() == runs[1][name].tobytes(), f"{name}: who goes first?"
+    ppo_update.verify(runs[0], inputs, params, None)
+    lone, sizes = dict(inputs), {**sizes, M: 1}
+    for k in range(updates):
+        lone |= {n: part(inputs[n], k) for n in ("index", "moments")}
+        with emulating(on):
+            got = run_launcher(ppo_update, lone, params, sizes)
+        ppo_update.verify(got, lone, params, None)
+        lone |= {n: got[n] for n in ppo_update.changes}
+        for name in ("statistics", "norm"):
+            assert got[name].tobytes() == runs[0][name][k : k + 1].tobytes(), name
+    for name in (*ppo_update.changes, "gradient"):
+        assert got[name].tobytes() == runs[0][name].tobytes(), name
 
 
 def test_the_emulated_calls_take_tiles_of_every_size_in_one_and_in_several_rounds():
@@ -100,17 +139,22 @@ def test_an_empty_minibatch_is_a_zero_gradient_and_counts_as_a_step(precision):
 @each_precision
 def test_the_update_is_what_its_five_ops_give_one_after_another(precision):
     network = policy_network(24, 3, (72, 40))
-    inputs, params, sizes = drawn(WALK, network, 129, precision)
+    inputs, params, sizes = drawn(WALK, network, 129, precision, updates=3)
     got = run_numpy(ppo_update, inputs, params, sizes)
     a = {n: None if x is None else x.copy() for n, x in inputs.items()}
-    x = observe(*(a[n] for n in STATES), env=WALK, precision=precision)
-    y, hidden = mlp_forward(x, a["parameters"], network=network)
     weights = {n: params[n] for n in LOSS}
-    taken = [a[n] for n in TAKEN]
-    grad_y, statistics = ppo_loss(y, a["index"], *taken, actions=3, **weights)
-    gradient = mlp_backward(x, hidden, grad_y, a["parameters"], network=network)
     rates = {n: params[n] for n in ADAM}
-    norm = adam(a["parameters"], gradient, a["m"], a["v"], a["step"], **rates)
+    statistics, norms = [], []
+    for k, rows in enumerate(a["index"]):
+        x = observe(*(a[n] for n in STATES[:-1]), rows, env=WALK, precision=precision)
+        y, hidden = mlp_forward(x, a["parameters"], network=network)
+        taken = [a[n] for n in TAKEN[:-1]]
+        moments = None if a["moments"] is None else a["moments"][k]
+        grad_y, of_rows = ppo_loss(y, rows, *taken, moments, actions=3, **weights)
+        gradient = mlp_backward(x, hidden, grad_y, a["parameters"], network=network)
+        norms.append(adam(a["parameters"], gradient, a["m"], a["v"], a["step"], **rates))
+        statistics.append(of_rows)
+    statistics, norm = np.stack(statistics), np.concatenate(norms)
     want = {"gradient": gradient, "statistics": statistics, "norm": norm}
     for name, array in {**want, **{n: a[n] for n in ppo_update.changes}}.items():
         assert got[name].tobytes() == array.tobytes(), name
@@ -123,9 +167,9 @@ def test_one_row_gone_wrong_is_more_than_rounding_may_explain(precision, wrong):
         WALK, policy_network(24, 3, (32, 16)), 257, precision, value_clip=0
     )
     other = {**inputs, wrong: inputs[wrong].copy()}
-    row = inputs["index"][5]
+    row = inputs["index"][0, 5]
     if wrong == "index":
-        other["index"][5] = (row + 1) % 300
+        other["index"][0, 5] = (row + 1) % 300
     elif wrong == "action":
         other["action"][row] = (inputs["action"][row] + 1) % 3
     elif wrong == "value":
@@ -135,18 +179,18 @@ def test_one_row_gone_wrong_is_more_than_rounding_may_explain(precision, wrong):
         other["table"][inputs["state_ints"][row, 0]] *= 2
     got = run_numpy(ppo_update, other, params, sizes)
     with pytest.raises(AssertionError, match="elements are wrong"):
-        assert_gradient(got, inputs, params)
+        assert_first_update(got, inputs, params)
 
 
 def test_a_row_that_is_not_finite_is_counted_and_changes_nothing():
     network = policy_network(8, 2, (16,))
     inputs, params, sizes = drawn(DRIFT, network, 65, "bfloat16")
     bad = {**inputs, "advantage": inputs["advantage"].copy(), "moments": None}
-    bad["advantage"][inputs["index"][64]] = np.inf
+    bad["advantage"][inputs["index"][0, 64]] = np.inf
     with emulating(FEW_SMS):
         emulated = run_launcher(ppo_update, bad, params, sizes)
-    count = (inputs["index"] == inputs["index"][64]).sum()
-    assert emulated["statistics"][STATISTICS.index("non_finite_rows")] == count
+    count = (inputs["index"] == inputs["index"][0, 64]).sum()
+    assert emulated["statistics"][0, STATISTICS.index("non_finite_rows")] == count
     with np.errstate(invalid="ignore"):
         got = run_numpy(ppo_update, bad, params, sizes)
     assert not np.isfinite(got["norm"][0])
@@ -162,7 +206,7 @@ def test_the_markets_kernels_keep_to_registers_and_use_tensor_cores(precision, p
     env = make("market")
     network = policy_network(env.width, env.actions)
     tile = update_tile(network, batch, precision, on)
-    for kernel in kernels_of(env, network, tile, precision):
+    for kernel in tile_kernels(env, network, tile, precision):
         binary = kernel.binary(on.architecture)
         resources = binary.kernel(kernel.entry)
         assert resources.spill_stores + resources.spill_loads + resources.stack == 0
@@ -175,6 +219,33 @@ def test_the_markets_kernels_keep_to_registers_and_use_tensor_cores(precision, p
     assert ("HMMA.16816.F32.BF16" in code) == (precision == "bfloat16")
     assert ("LDSM" in code) == (precision == "bfloat16")
     assert "LDGSTS" in code
+
+
+@pytest.mark.parametrize("make_env", (lambda: make("market"), lambda: make("cartpole")))
+def test_the_kernel_of_all_updates_keeps_to_registers_and_its_products_overlap(make_env):
+    on, env = launch.KNOWN["H200"], make_env()
+    network = policy_network(env.width, env.actions)
+    whole = grid_update(env, network, "bfloat16", on)
+    kernel = grid_kernel(env, network, whole)
+    binary = kernel.binary(on.architecture)
+    resources = binary.kernel(kernel.entry)
+    assert resources.spill_stores + resources.spill_loads + resources.stack == 0
+    assert resources.shared == 0 and whole.nbytes <= on.shared_per_block
+    assert launch.occupancy(resources, GRID_THREADS, whole.nbytes, on).blocks_per_sm == 1
+    code = disassemble(binary)
+    assert not FLOAT64.search(code) and "UBLKCP" in code
+    # Products that ptxas makes wait for one another have a wait each.
+    products, waits = code.count("HGMMA"), code.count("WARPGROUP.DEPBAR")
+    assert products > 100 and waits < 25
+
+
+def test_all_updates_are_one_launch_only_where_warpgroups_multiply_and_the_network_fits():
+    env, network = make("market"), policy_network(56, 3)
+    assert grid_update(env, network, "bfloat16", launch.KNOWN["H100"]).grid == 132
+    assert grid_update(env, network, "float32", launch.KNOWN["H100"]) is None
+    assert grid_update(env, network, "bfloat16", launch.KNOWN["A100"]) is None
+    wide = policy_network(56, 3, (512, 256))
+    assert grid_update(env, wide, "bfloat16", launch.KNOWN["H100"]) is None
 
 
 def test_the_markets_weights_are_resident_where_there_is_room():

@@ -14,7 +14,6 @@ from lowgpu_kernels import launch
 from lowgpu_kernels.compile import cuda_c
 from lowgpu_kernels.device import f32, maths
 from lowgpu_kernels.device.reduce import add_to_moments, deviation_of, merge_moments
-from lowgpu_kernels.dims import ROW
 from lowgpu_kernels.ops import (
     episode_statistics,
     minibatch_moments,
@@ -246,21 +245,6 @@ def _buffer(array):
     from lowgpu_kernels.arrays import Buffer
 
     return Buffer(array.data.ptr, array.shape, array.dtype)
-
-
-@pytest.mark.gpu
-def test_rows_go_through_shared_memory_and_past_the_end_are_zeros():
-    import cupy
-
-    rows = np.random.default_rng(0).normal(size=(7, ROW)).astype("f4")
-    to, tile = cupy.full((8, ROW), cupy.nan, "f4"), cupy.full((4, 64), cupy.nan, "f4")
-    args = (_buffer(cupy.asarray(rows)), _buffer(to), _buffer(tile), np.int32(5), np.int32(7))
-    launch.launch(reductions("rows_through"), 1, 64, args, 0)
-    to, tile = to.get(), tile.get()
-    np.testing.assert_array_equal(to[5:7], rows[5:7])
-    assert np.isnan(to[:5]).all() and np.isnan(to[7]).all()
-    np.testing.assert_array_equal(tile[:2, :ROW], rows[5:7])
-    assert not tile[:2, ROW:].any() and not tile[2:].any()
 
 
 @pytest.mark.gpu

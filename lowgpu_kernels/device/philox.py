@@ -5,7 +5,7 @@ import numpy as np
 from lowgpu_kernels.device import f32, scalar, u32, u64
 
 # What a draw is for. Two purposes never share a counter, so adding a draw to one leaves the other.
-ACTION, RESET, STEP, PERMUTE, INIT = 0, 1, 2, 3, 4
+ACTION, RESET, STEP, PERMUTE, INIT, SAMPLE, EXPLORE = 0, 1, 2, 3, 4, 5, 6
 
 LOW = u64(0xFFFFFFFF)
 WORD = u64(32)
@@ -46,7 +46,7 @@ def draw(seed, purpose, index, step):
 
     Args:
         seed: uint64.
-        purpose: ACTION, RESET, STEP, PERMUTE or INIT.
+        purpose: ACTION, RESET, STEP, PERMUTE, INIT, SAMPLE or EXPLORE.
         index: environment, row or epoch, uint32.
         step: global step, uint64.
 

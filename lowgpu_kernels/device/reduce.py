@@ -7,14 +7,10 @@ include/block.cuh.
 
 import math
 
-from lowgpu_kernels.device import cuda, f32, scalar
+from lowgpu_kernels.device import cuda, f32, for_kernels, scalar
 
 
-def _for_a_block(function):
-    return function if cuda is None else cuda.jit(device=True)(function)
-
-
-@_for_a_block
+@for_kernels
 def block_sum(shared, value):
     """The sum of every thread's `value`, given to every thread. `shared` holds one slot a thread."""
     thread = cuda.threadIdx.x
@@ -71,7 +67,7 @@ def deviation_of(count, m2, fewer):
     return math.sqrt(f32(m2) / left) if left > f32(0) else f32(0)
 
 
-@_for_a_block
+@for_kernels
 def block_moments(counts, means, m2s, count, mean, m2):
     """Merges every thread's moments. The result is that of thread 0 and means nothing to others."""
     thread = cuda.threadIdx.x

@@ -10,6 +10,14 @@ __device__ inline void start_copy_16(void* shared, const void* global, bool vali
                  : "memory");
 }
 
+// The same for 4 bytes, at multiples of 4.
+__device__ inline void start_copy_4(void* shared, const void* global, bool valid) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(
+                     unsigned(__cvta_generic_to_shared(shared))),
+                 "l"(global), "r"(valid ? 4 : 0)
+                 : "memory");
+}
+
 // Ends a group: the copies this thread has started since the last group.
 __device__ inline void end_copy_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

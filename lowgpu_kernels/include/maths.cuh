@@ -35,9 +35,6 @@ __host__ __device__ inline float nan_f32() { return float_of(0x7FC00000u); }
 __host__ __device__ inline float power_of_two(unsigned n) { return float_of((n + 127u) << 23); }
 
 __host__ __device__ inline float exp_f32(float x) {
-    if (x != x) return x;
-    if (x > 88.72283172607422f) return infinity_f32();
-    if (x < -103.97207641601562f) return 0.f;
     const float shifted = x * 1.4426950408889634f + ROUNDER;
     const float n = shifted - ROUNDER;
     const float r = (x - n * LN_2_HIGH) - n * LN_2_LOW;
@@ -51,7 +48,11 @@ __host__ __device__ inline float exp_f32(float x) {
     // n reaches -150 and 128, past what one power of two can hold: scale by two.
     const unsigned count = bits_of(shifted) - bits_of(ROUNDER);
     const unsigned half = ((count + 256u) >> 1) - 128u;
-    return y * power_of_two(half) * power_of_two(count - half);
+    float found = y * power_of_two(half) * power_of_two(count - half);
+    // Chosen last, and not by leaving early: several of these then run side by side.
+    if (x > 88.72283172607422f) found = infinity_f32();
+    if (x < -103.97207641601562f) found = 0.f;
+    return x == x ? found : x;
 }
 
 __host__ __device__ inline float log_f32(float x) {

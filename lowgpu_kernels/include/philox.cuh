@@ -4,7 +4,9 @@
 #include "host.cuh"
 
 // What a draw is for. Two purposes never share a counter.
-enum Purpose : unsigned { ACTION = 0, RESET = 1, STEP = 2, PERMUTE = 3, INIT = 4 };
+enum Purpose : unsigned {
+    ACTION = 0, RESET = 1, STEP = 2, PERMUTE = 3, INIT = 4, SAMPLE = 5, EXPLORE = 6
+};
 
 __host__ __device__ inline uint4 philox4x32(uint4 counter, uint2 key) {
 #ifdef __CUDACC__

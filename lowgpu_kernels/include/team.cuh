@@ -11,6 +11,7 @@ static_assert(THREADS % WARP_LANES == 0 && TEAMS <= 15, "whole warps, and a barr
 // A thread's team. Make it once, at the start of a kernel: that takes a shuffle, after which the
 // compiler sees that the lanes of a warp agree on both numbers.
 struct Team {
+    static constexpr int SIZE = THREADS;
     const int index, warp;  // of the team in its block, of the warp in its team
 
     __device__ Team()

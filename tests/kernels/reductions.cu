@@ -1,6 +1,5 @@
-// For tests/test_statistics.py: block.cuh and rows.cuh at work. One block a call.
+// For tests/test_statistics.py: block.cuh at work. One block a call.
 #include "block.cuh"
-#include "rows.cuh"
 
 // out[0] and out[1] are the sum and the largest of x, out[2] the sum of x^2, found twice over the
 // same shared memory; every thread's answer goes to out[3 + thread], which tells whether all agree.
@@ -15,15 +14,4 @@ extern "C" __global__ void reductions(const float* x, float* out) {
         out[2] = sums[1];
     }
     out[3 + threadIdx.x] = block_sum(x[threadIdx.x], shared);
-}
-
-// Rows through shared memory, back out, and the padded tile as it was.
-extern "C" __global__ void rows_through(const float* from, float* to, float* tile, int first,
-                                        int available) {
-    constexpr int COUNT = 4, TILE = 32;
-    __shared__ alignas(16) float shared[COUNT * padded<TILE>(LG_ROW)];
-    load_rows<LG_ROW, TILE>(from, first, COUNT, available, shared, threadIdx.x, blockDim.x);
-    __syncthreads();
-    store_rows<LG_ROW, TILE>(shared, to, first, COUNT, available, threadIdx.x, blockDim.x);
-    for (int i = threadIdx.x; i < COUNT * padded<TILE>(LG_ROW); i += blockDim.x) tile[i] = shared[i];
 }

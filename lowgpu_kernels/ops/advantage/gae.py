@@ -3,11 +3,11 @@
 import math
 
 import numpy as np
-from numba import njit, prange
+from numba import prange
 
 from lowgpu_kernels import launch
 from lowgpu_kernels.arrays import Buffer, absent
-from lowgpu_kernels.device import cuda, f32, i32, u64
+from lowgpu_kernels.device import cuda, f32, i32, njit, u64
 from lowgpu_kernels.device.reduce import block_moments
 from lowgpu_kernels.dims import BOOL, F32, E, Float, Outputs, T
 from lowgpu_kernels.op import blocks, op

@@ -5,7 +5,7 @@ A group is a few steps of one environment, the latest first: element k of its ar
 compiler, which unrolls the loops over them; where `held` is that length it drops the comparisons.
 """
 
-from lowgpu_kernels.device import cuda, f32, scalar, u64
+from lowgpu_kernels.device import f32, for_kernels, scalar, u64
 from lowgpu_kernels.device.reduce import merge_moments
 
 
@@ -20,11 +20,7 @@ def delta_of(reward, value, next_value, terminated, gamma):
     return reward + (f32(0) if terminated else gamma * next_value) - value
 
 
-def _for_kernels(function):
-    return function if cuda is None else cuda.jit(device=True)(function)
-
-
-@_for_kernels
+@for_kernels
 def read_group(inputs, end, envs, held, next_value, gamma, group):
     """Fills a group in and gives its earliest value. `next_value` is that of the step after it."""
     reward, value, terminated, truncated, final_value = inputs
@@ -52,7 +48,7 @@ def read_group(inputs, end, envs, held, next_value, gamma, group):
     return next_value
 
 
-@_for_kernels
+@for_kernels
 def fill_group(outputs, end, envs, held, ahead, decay, group):
     """Writes a group and gives its earliest advantage. Leaves the advantages in `deltas`."""
     advantage, returns = outputs
@@ -67,7 +63,7 @@ def fill_group(outputs, end, envs, held, ahead, decay, group):
     return ahead
 
 
-@_for_kernels
+@for_kernels
 def add_group(count, mean, m2, x, held):
     """Moments with those of the first `held` of x; one division where adding each takes as many."""
     # Distances from one of them: equal values then have a mean without rounding.
@@ -83,7 +79,7 @@ def add_group(count, mean, m2, x, held):
     return merge_moments(count, mean, m2, f32(held), middle, squares)
 
 
-@_for_kernels
+@for_kernels
 def map_group(deltas, ends, held, decay):
     """A group as an affine map of the advantage behind it, and whether an episode's end cuts it."""
     offset, slope, cut = f32(0), f32(1), False

@@ -1,10 +1,10 @@
 """The Huber loss of an error, and its gradient."""
 
 import numpy as np
-from numba import njit, prange
+from numba import prange
 
 from lowgpu_kernels import launch
-from lowgpu_kernels.device import cuda, f32, scalar
+from lowgpu_kernels.device import cuda, f32, njit, scalar
 from lowgpu_kernels.dims import F32, Float, N, Outputs
 from lowgpu_kernels.op import blocks, op
 

@@ -4,11 +4,11 @@ import functools
 import math
 
 import numpy as np
-from numba import njit, prange
+from numba import prange
 from numba.extending import register_jitable
 
 from lowgpu_kernels import launch
-from lowgpu_kernels.device import cuda, f32, i32, scalar, u32
+from lowgpu_kernels.device import cuda, f32, i32, njit, scalar, u32
 from lowgpu_kernels.device.reduce import block_sum
 from lowgpu_kernels.dims import F32, I32, Float, Int, Outputs, P
 from lowgpu_kernels.op import blocks, op

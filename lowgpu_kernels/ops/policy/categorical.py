@@ -1,10 +1,10 @@
 """Actions drawn from a softmax policy."""
 
 import numpy as np
-from numba import njit, prange
+from numba import prange
 
 from lowgpu_kernels import launch
-from lowgpu_kernels.device import cuda
+from lowgpu_kernels.device import cuda, njit
 from lowgpu_kernels.device.draws import categorical as drawn
 from lowgpu_kernels.device.draws import greedy as best
 from lowgpu_kernels.device.philox import ACTION, draw, numpy_draw, unit

@@ -1,12 +1,12 @@
 """The clipped PPO objective of a minibatch: its gradient at the network's output, and statistics."""
 
 import numpy as np
-from numba import njit, prange
+from numba import prange
 from numba.extending import register_jitable
 
 from lowgpu_kernels import launch
 from lowgpu_kernels.arrays import absent
-from lowgpu_kernels.device import cuda, f32, scalar
+from lowgpu_kernels.device import cuda, f32, njit, scalar
 from lowgpu_kernels.device.draws import softmax
 from lowgpu_kernels.device.maths import INFINITY, NAN, exp_f32, log_f32
 from lowgpu_kernels.dims import F32, I32, B, Float, Int, N, O, Outputs

@@ -48,8 +48,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, LG_BLOCKS_A_SM)
         }
         if (first) stage<1, 2>(tile, parameters);
         if (moments != nullptr) taken.gain = (taken.gain - moments[0]) / (moments[1] + 1e-8f);
-        observe_tile<ROWS>(tile.team, tile.inputs, INPUT_STRIDE, state, owns, table, series,
-                           series_rows, table_rows);
+        observe_tile<ROWS>(
+            tile.team, [&](int r, int c) { return tile.inputs + r * INPUT_STRIDE + c; }, state, owns,
+            table, series, series_rows, table_rows);
         if (first) stage<2, LAYER_COUNT>(tile, parameters);
         wait_for_copies_but<0>();
         __syncthreads();

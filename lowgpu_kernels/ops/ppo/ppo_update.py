@@ -1,9 +1,7 @@
-"""One PPO update: from states and parameters to changed parameters, in three launches."""
+"""PPO updates: from states and parameters to changed parameters, all minibatches in one call."""
 
 import numpy as np
 
-from lowgpu_kernels import launch
-from lowgpu_kernels.compile import cuda_c
 from lowgpu_kernels.device import i32
 from lowgpu_kernels.dims import (
     F32,
@@ -16,6 +14,7 @@ from lowgpu_kernels.dims import (
     G,
     I,
     Int,
+    M,
     N,
     Outputs,
     P,
@@ -24,28 +23,19 @@ from lowgpu_kernels.dims import (
     Static,
 )
 from lowgpu_kernels.env import Env
-from lowgpu_kernels.launch import WARP
-from lowgpu_kernels.op import blocks, op
+from lowgpu_kernels.op import op
 from lowgpu_kernels.ops.mlp.examples import draw_parameters
 from lowgpu_kernels.ops.mlp.mlp_backward import mlp_backward
 from lowgpu_kernels.ops.mlp.mlp_forward import mlp_forward
 from lowgpu_kernels.ops.mlp.network import Network, policy_network
 from lowgpu_kernels.ops.mlp.rounding import SUM, assert_within
-from lowgpu_kernels.ops.mlp.tile import ITEMSIZE
-from lowgpu_kernels.ops.optim import adam as optimizer
 from lowgpu_kernels.ops.optim.adam import BELOW_ONE, adam
 from lowgpu_kernels.ops.ppo.deviations import loss_deviations, update_deviations
 from lowgpu_kernels.ops.ppo.ppo_loss import check_taken, draw_taken, ppo_loss
-from lowgpu_kernels.ops.ppo.update_tile import THREADS, update_tile
-from lowgpu_kernels.ops.rollout.linked import env_links, env_macros, require, rows_of
+from lowgpu_kernels.ops.ppo.update_launch import WORK, launch_updates, work_of
 from lowgpu_kernels.ops.rollout.observe import observe
 from lowgpu_kernels.ops.rollout.reset import draw_series, env_sizes
 from lowgpu_kernels.ops.rollout.rollout import pairs, require_policy
-
-SUM_THREADS = 256  # eight warps share the tiles of 32 pieces of the gradient. Untuned.
-TALLY = 8  # floats that a tile leaves of its statistics
-PIECE_NBYTES = 16  # of a tile's gradient that a thread reads at once
-AHEAD = 16  # tiles a thread reads at once: all of its share where there are 128. Untuned.
 
 
 def examples():
@@ -54,13 +44,8 @@ def examples():
     return *pairs(), {"env": wide, "network": policy_network(wide.width, wide.actions)}
 
 
-def sum_grid(parameters, precision):
-    """Blocks that sum the tiles' gradients."""
-    return blocks(parameters * ITEMSIZE[precision], WARP * PIECE_NBYTES)
-
-
-def tile_of(sizes, params):
-    return update_tile(params["network"], sizes["B"], params["precision"], launch.device())
+def _work(name):
+    return lambda sizes, params: work_of(sizes, params)[name]
 
 
 @op(
@@ -68,23 +53,9 @@ def tile_of(sizes, params):
     error=lambda network, **_: 64 * network.inputs,
     changes=("parameters", "m", "v", "step"),
     sizes=lambda params, sizes: _sizes(params, sizes),
-    scratch={
-        "partials": (
-            REAL,
-            lambda sizes, params: (tile_of(sizes, params).tiles(sizes["B"]), sizes["P"]),
-        ),
-        "tallies": (
-            "float32",
-            lambda sizes, params: (tile_of(sizes, params).tiles(sizes["B"]), TALLY),
-        ),
-        "squares": (
-            "float32",
-            lambda sizes, params: (sum_grid(sizes["P"], params["precision"]),),
-        ),
-        "done": ("int32", lambda sizes, params: (1,)),
-    },
-    bench=("N=131072 B=2048 R=1000000", "N=1048576 B=8192 R=1000000"),
-    flops=lambda B, P, **_: 6 * B * P,
+    scratch={name: (dtype, _work(name)) for name, dtype in WORK.items()},
+    bench=("N=131072 M=1 B=2048 R=1000000", "N=1048576 M=8 B=8192 R=1000000"),
+    flops=lambda M, B, P, **_: 6 * M * B * P,
     examples=examples,
 )
 def ppo_update(
@@ -96,13 +67,13 @@ def ppo_update(
     state_ints: I32[N, G],
     table: REAL[R, I] | None,
     series: F32[S, R] | None,
-    index: I32[B],
+    index: I32[M, B],
     action: I32[N],
     log_probability: F32[N],
     value: F32[N],
     advantage: F32[N],
     returns: F32[N],
-    moments: F32[2] | None = None,
+    moments: F32[M, 2] | None = None,
     *,
     env: Static(Env, lambda: [p["env"] for p in examples()]),
     network: Static(Network, lambda: [p["network"] for p in examples()]),
@@ -118,8 +89,10 @@ def ppo_update(
     decay_updates: Int(0) = 0,
     decay_every: Int(1) = 1,
     precision: Choice("float32", "bfloat16") = "float32",
-) -> Outputs(gradient=F32[P], statistics=F32[8], norm=F32[1]):
-    """One update of a policy's parameters by a minibatch of a rollout: the clipped PPO loss and Adam.
+) -> Outputs(gradient=F32[P], statistics=F32[M, 8], norm=F32[M]):
+    """Updates of a policy's parameters, one for each minibatch of a rollout: clipped PPO loss and Adam.
+
+    For each row of index and of moments, one after another:
 
         x          = observe(state_floats, state_ints, table, series, index)
         y          = mlp_forward(x, parameters)
@@ -131,7 +104,8 @@ def ppo_update(
     activations and gradients by them are rounded as factors of products, sums are float32. On a GPU
     nothing of a row goes through device memory, and in bfloat16 the gradient of each tile of 16 to
     64 rows is rounded once more, by at most 2^-9 of itself, before tiles are added up in float32.
-    The same call gives the same bits; rows of a tile follow from the device.
+    The same call gives the same bits; rows of a tile follow from the device. Where the GPU's
+    warpgroups multiply (sm_90a) and a block holds the network, all updates are one launch.
 
     Changes: parameters, m, v, step; nothing where the norm is not finite.
 
@@ -142,13 +116,13 @@ def ppo_update(
         state_floats, state_ints: states of the rollout, one a transition.
         table: rows of env.width columns in the precision; left out where the env has none.
         series: what the env's functions read; left out where env.series is empty.
-        index: transition of each row of the minibatch, in [0, N).
+        index: transition of each row of each minibatch, in [0, N); one minibatch or more.
         action: action taken, in [0, env.actions).
         log_probability: its natural logarithm under the policy that took it.
         value: V(s) of the network that took it, same unit as returns.
         advantage: not normalised, same unit as returns.
         returns: what the value is trained on.
-        moments: mean and standard deviation of the advantages, to normalise them with.
+        moments: mean and standard deviation of each minibatch's advantages, to normalise them with.
         env: the environment.
         network: reads env.width columns; its heads hold env.actions logits, then a value.
         lr: learning rate, in parameter units a step, above 0.
@@ -165,9 +139,9 @@ def ppo_update(
         precision: "float32" computes exactly; "bfloat16" on tensor cores, accumulating in float32.
 
     Returns:
-        gradient: of the loss by the parameters, before clipping; gaps zero.
-        statistics: in the order of ppo_loss's STATISTICS.
-        norm: of the gradient.
+        gradient: of the last minibatch's loss by the parameters, before clipping; gaps zero.
+        statistics: of each minibatch, in the order of ppo_loss's STATISTICS.
+        norm: of each minibatch's gradient.
 
     Raises:
         TypeError: an array of another element type, or arrays in two places.
@@ -177,33 +151,39 @@ def ppo_update(
 
     Source: Schulman et al. 2017 (arXiv:1707.06347); Kingma & Ba 2015 (arXiv:1412.6980).
     """
-    gradient, statistics = _gradient(
-        parameters,
-        (state_floats, state_ints, table, series, index),
-        (action, log_probability, value, advantage, returns, moments),
-        env=env,
-        network=network,
-        precision=precision,
-        clip=clip,
-        value_clip=value_clip,
-        value_weight=value_weight,
-        entropy_weight=entropy_weight,
-    )
-    norm = adam.spec(
-        parameters,
-        gradient,
-        m,
-        v,
-        step,
-        lr=lr,
-        beta1=beta1,
-        beta2=beta2,
-        eps=eps,
-        max_norm=max_norm,
-        decay_updates=decay_updates,
-        decay_every=decay_every,
-    )
-    return gradient, statistics, norm
+    states = state_floats, state_ints, table, series
+    taken = action, log_probability, value, advantage, returns
+    statistics, norms = [], []
+    for k, rows in enumerate(index):
+        gradient, of_minibatch = _gradient(
+            parameters,
+            (*states, rows),
+            (*taken, None if moments is None else moments[k]),
+            env=env,
+            network=network,
+            precision=precision,
+            clip=clip,
+            value_clip=value_clip,
+            value_weight=value_weight,
+            entropy_weight=entropy_weight,
+        )
+        norm = adam.spec(
+            parameters,
+            gradient,
+            m,
+            v,
+            step,
+            lr=lr,
+            beta1=beta1,
+            beta2=beta2,
+            eps=eps,
+            max_norm=max_norm,
+            decay_updates=decay_updates,
+            decay_every=decay_every,
+        )
+        statistics.append(of_minibatch)
+        norms.append(norm[0])
+    return gradient, np.array(statistics), np.array(norms)
 
 
 def _gradient(parameters, states, taken, *, env, network, precision, **weights):
@@ -261,6 +241,7 @@ def _sizes(params, sizes):
     require_policy(env, network)
     # Rows can only be taken from a rollout that has some.
     known = {I: env.width, P: network.parameters, N: max(sizes[N], min(sizes[B], 1))}
+    known[M] = max(sizes[M], 1)
     return env_sizes(env, sizes) | known
 
 
@@ -278,7 +259,7 @@ def _draw(rng, sizes, params):
         "table": rng.normal(size=(rows, env.width)).astype(precision)
         if env.table_columns
         else None,
-        "index": rng.integers(0, max(transitions, 1), sizes[B]),
+        "index": rng.integers(0, max(transitions, 1), (sizes[M], sizes[B])),
         **draw_series(rng, sizes, env),
     }
     wide = [drawn[n] for n in ("state_floats", "state_ints", "table", "series")]
@@ -286,20 +267,31 @@ def _draw(rng, sizes, params):
     x = _observed(*wide, np.arange(transitions), env, precision)
     _, y = _forward(x, drawn["parameters"].astype(np.float64), network, precision)
     margin = 1e-3 if precision == "float32" else 0.05  # y itself is rounded before the loss
-    return drawn | draw_taken(rng, y[:, : env.actions], y[:, env.actions], params, margin)
+    taken = draw_taken(rng, y[:, : env.actions], y[:, env.actions], params, margin)
+    if taken["moments"] is not None:
+        taken["moments"] = taken["moments"] * rng.uniform(0.9, 1.1, (sizes[M], 1))
+    return drawn | taken
 
 
 @ppo_update.checks
 def _check(index, action, moments, env, step, **_):
-    check_taken(index, action, moments, env.actions)
+    for k, rows in enumerate(index):
+        check_taken(rows, action, None if moments is None else moments[k], env.actions)
     if step[0] < 0:
         raise ValueError(f"step must be 0 or more, the updates done so far, got {step[0]}")
 
 
 @ppo_update.verifies
 def _verify(got, inputs, params, _):
-    """Hold the gradient and the statistics to the spec, and Adam to what it makes of that gradient."""
-    assert_gradient(got, inputs, params)
+    """Hold the first update to the spec, and Adam to what it makes of a lone update's gradient.
+
+    What an update makes of the next is not compared: where v is near zero Adam turns a rounding into
+    a whole step. tests/ hold updates of one call to those of many, bit for bit.
+    """
+    assert_first_update(got, inputs, params)
+    assert got["step"][0] == inputs["step"][0] + np.isfinite(got["norm"]).sum()
+    if len(inputs["index"]) > 1:
+        return
     given = got["gradient"].astype(np.float64)
     wide = [inputs["parameters"], given, inputs["m"], inputs["v"], inputs["step"]]
     wide = [a.astype(np.float64) if a.dtype.kind == "f" else a.copy() for a in wide]
@@ -310,15 +302,15 @@ def _verify(got, inputs, params, _):
     atol = adam.error(P=len(given)) * 2 * SUM * largest
     for name, want in zip(("parameters", "m", "v", "norm"), (wide[0], *wide[2:4], norm)):
         np.testing.assert_allclose(got[name], want, rtol=0, atol=atol, err_msg=name)
-    assert got["step"][0] == wide[4][0]
 
 
-def assert_gradient(got, inputs, params):
-    """Hold the gradient and the statistics to the spec, as far as rounding lets them."""
+def assert_first_update(got, inputs, params):
+    """Hold the first update's gradient and statistics to the spec, as far as rounding lets them."""
     wide = {
         n: a if a is None or a.dtype.kind == "i" else a.astype(np.float64)
         for n, a in inputs.items()
     }
+    wide |= {n: wide[n] if wide[n] is None else wide[n][0] for n in ("index", "moments")}
     states, taken = ([wide[n] for n in names] for names in (STATES, TAKEN))
     about = {n: params[n] for n in ("env", "network", "precision")}
     weights = {n: params[n].item() for n in LOSS}
@@ -333,57 +325,28 @@ def assert_gradient(got, inputs, params):
     of_gradient, of_statistics = update_deviations(
         x, wide["parameters"], params["network"], params["precision"], grad_y, through_loss
     )
-    assert_within("ppo_update.gradient", got["gradient"], gradient, of_gradient)
     of_statistics += SUM * np.sqrt(1 + len(x)) * (1 + np.abs(statistics))
-    assert_within("ppo_update.statistics", got["statistics"], statistics, of_statistics)
+    assert_within("ppo_update.statistics", got["statistics"][0], statistics, of_statistics)
+    if len(inputs["index"]) == 1:
+        assert_within("ppo_update.gradient", got["gradient"], gradient, of_gradient)
 
 
 @ppo_update.on_cpu
 def _cpu(parameters, m, v, step, state_floats, state_ints, table, series, index, *rest):
-    *taken, env, network, lr, clip, value_clip, value_weight, entropy_weight = rest[:13]
-    *moving, precision, gradient, statistics, norm, _, _, _, _ = rest[13:]
-    rows = len(index)
+    *taken, moments, env, network, lr, clip, value_clip, value_weight, entropy_weight = rest[:13]
+    *moving, precision, gradient, statistics, norm = rest[13 : -len(WORK)]
+    rows = index.shape[1]
     x, hidden = (np.empty((rows, n), precision) for n in (env.width, network.hidden))
     y, grad_y = (np.empty((rows, network.outputs), np.float32) for _ in range(2))
-    observe.cpu(state_floats, state_ints, table, series, index, env, precision, x)
-    mlp_forward.cpu(x, parameters, network, y, hidden)
     weights = clip, value_clip, value_weight, entropy_weight
-    ppo_loss.cpu(y, index, *taken, i32(env.actions), *weights, grad_y, statistics, None)
-    mlp_backward.cpu(x, hidden, grad_y, parameters, network, gradient, None, None)
-    adam.cpu(parameters, gradient, m, v, step, lr, *moving, norm, None, None)
+    for k, of_minibatch in enumerate(index):
+        observe.cpu(state_floats, state_ints, table, series, of_minibatch, env, precision, x)
+        mlp_forward.cpu(x, parameters, network, y, hidden)
+        gains = None if moments is None else moments[k]
+        loss = (*taken, gains, i32(env.actions), *weights, grad_y, statistics[k], None)
+        ppo_loss.cpu(y, of_minibatch, *loss)
+        mlp_backward.cpu(x, hidden, grad_y, parameters, network, gradient, None, None)
+        adam.cpu(parameters, gradient, m, v, step, lr, *moving, norm[k : k + 1], None, None)
 
 
-def kernels_of(env, network, tile, precision):
-    """The kernels of ppo_update.cu."""
-    macros = {**env_macros(env), **tile.macros(network, precision), "sum_threads": SUM_THREADS}
-    macros["ahead"] = AHEAD
-    return [
-        cuda_c("ppo/ppo_update", entry, env_links(env), **macros)
-        for entry in ("ppo_update_tiles", "ppo_update_sum")
-    ]
-
-
-@ppo_update.on_cuda
-def _launch(parameters, m, v, step, state_floats, state_ints, table, series, index, *rest):
-    *taken, env, network, lr, clip, value_clip, value_weight, entropy_weight = rest[:13]
-    *moving, precision, gradient, statistics, norm, partials, tallies, squares, done, stream = rest[
-        13:
-    ]
-    require(env, table=table, series=series)
-    batch, on = len(index), launch.device()
-    tile = update_tile(network, batch, precision, on)
-    by_tile, sum_up = kernels_of(env, network, tile, precision)
-    states = state_floats, state_ints, table, series, i32(rows_of(series)), index
-    weights = clip, value_clip, value_weight, entropy_weight
-    args = (parameters, *states, *taken, i32(batch), *weights, partials, tallies)
-    launch.launch(by_tile, tile.grid(batch, on), THREADS, args, stream, tile.nbytes)
-    counts = i32(tile.tiles(batch)), i32(batch), value_weight, entropy_weight
-    outputs = gradient, squares, done, statistics
-    grid = sum_grid(network.parameters, precision)
-    # One block more than the gradient needs: it has the statistics.
-    args = (partials, tallies, step, *counts, *outputs)
-    shared = SUM_THREADS * AHEAD * PIECE_NBYTES
-    launch.launch(sum_up, grid + 1, SUM_THREADS, args, stream, shared)
-    optimizer.launch_update(
-        parameters, gradient, m, v, step, lr, *moving, norm, squares, done, stream
-    )
+ppo_update.on_cuda(launch_updates)

@@ -1,10 +1,10 @@
 """How the episodes that ended in a rollout went."""
 
 import numpy as np
-from numba import njit, prange
+from numba import prange
 
 from lowgpu_kernels import launch
-from lowgpu_kernels.device import cuda, f32, i32
+from lowgpu_kernels.device import cuda, f32, i32, njit
 from lowgpu_kernels.device.reduce import block_sum
 from lowgpu_kernels.dims import BOOL, F32, I32, E, T
 from lowgpu_kernels.op import blocks, op

@@ -3,10 +3,10 @@
 import math
 
 import numpy as np
-from numba import njit, prange
+from numba import prange
 
 from lowgpu_kernels import launch
-from lowgpu_kernels.device import cuda, f32, i32
+from lowgpu_kernels.device import cuda, f32, i32, njit
 from lowgpu_kernels.device.reduce import add_to_moments, block_moments, deviation_of
 from lowgpu_kernels.dims import F32, FLAG, I32, Int, M, N
 from lowgpu_kernels.op import blocks, op

@@ -3,10 +3,9 @@
 import math
 
 import numpy as np
-from numba import njit
 
 from lowgpu_kernels import launch
-from lowgpu_kernels.device import cuda, f32, i32
+from lowgpu_kernels.device import cuda, f32, i32, njit
 from lowgpu_kernels.device.reduce import (
     add_to_moments,
     block_moments,

@@ -1,9 +1,9 @@
 """Values brought to mean 0 and standard deviation 1."""
 
-from numba import njit, prange
+from numba import prange
 
 from lowgpu_kernels import launch
-from lowgpu_kernels.device import cuda, scalar
+from lowgpu_kernels.device import cuda, njit, scalar
 from lowgpu_kernels.dims import F32, Float, N
 from lowgpu_kernels.op import blocks, op
 

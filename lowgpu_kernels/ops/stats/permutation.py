@@ -1,10 +1,10 @@
 """A random order of 0..N-1, worked out place by place."""
 
 import numpy as np
-from numba import njit, prange
+from numba import prange
 
 from lowgpu_kernels import launch
-from lowgpu_kernels.device import cuda, i32, scalar, u32, u64
+from lowgpu_kernels.device import cuda, i32, njit, scalar, u32, u64
 from lowgpu_kernels.device.philox import PERMUTE, draw, numpy_draw
 from lowgpu_kernels.dims import I32, SEED, U64, Int, N
 from lowgpu_kernels.op import blocks, op
