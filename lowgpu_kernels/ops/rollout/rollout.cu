@@ -2,12 +2,20 @@
 // the team's first LG_ROWS owns an environment and keeps its state in registers for the whole rollout;
 // all of its threads together copy table rows into the tile, as 16-byte pieces of adjacent lanes, and
 // run the network over it. Where the weights fit, a block stages them once and all steps read them in
-// shared memory (tile_layers.cuh); else every step reads them from L2 (mlp_tile.cuh), and a block is
-// one team. Trajectories are time-major, so neighbouring environments write neighbouring elements.
-#include "draws.cuh"
+// shared memory, by the tensor cores' instructions for whole warpgroups (warpgroup_layers.cuh) or for
+// warps (tile_layers.cuh); else every step reads them from L2 (mlp_tile.cuh), and a block is one team.
+// Trajectories are time-major, so neighbouring environments write neighbouring elements.
+//
+// A step is a chain: observe, multiply layer after layer, draw, step the environment. What it does not
+// wait for, random words, stores and a logarithm, is done while the copies of an observation are under
+// way.
 #include "mlp_rows.cuh"
 #include "observe_tile.cuh"
-#if LG_RESIDENT
+#include "rollout_action.cuh"
+#if LG_WARPGROUPS
+#include "rollout_ahead.cuh"
+#include "rollout_warpgroups.cuh"
+#elif LG_RESIDENT
 #include "rollout_tile.cuh"
 #else
 #include "mlp_tile.cuh"
@@ -16,15 +24,46 @@
 constexpr int ACTIONS = LG_ACTIONS;
 static_assert(LG_INPUTS == WIDTH && LG_HEADS == ACTIONS + 1, "the network is the env's");
 
-#if LG_RESIDENT
+// A Policy has its `team`, the `place` of an element of the input and `y`. `prepare` it once; then, over
+// and over: write rows, `show` them, wait for the team, call it, read y. `afresh` gives itself or a seed
+// again.
+#if LG_WARPGROUPS
 struct Policy : Tile {
     using Tile::Tile;
 
-    // Barriers before and after: rows written and y read by any thread of the team need none.
+    __device__ void prepare(const float* __restrict__ parameters) const {
+        stage<0>(*this, parameters);
+        show_to_products();
+        __syncthreads();
+    }
+    __device__ Bf16* place(int r, int c) const { return inputs + swizzled(ROWS, r, c); }
+    __device__ void show() const { show_to_products(); }
+    __device__ void operator()(const float*) const { forward_from<0>(*this); }
+
+    // By a shuffle, which is not moved out of a loop. Else the compiler works out before the first step
+    // where every factor of a product lies, and the keys of all rounds of a draw, and keeps them in
+    // registers that the sums need.
+    __device__ Policy afresh(uint4* memory) const { return Policy(memory); }
+    __device__ unsigned long long afresh(unsigned long long seed) const {
+        const unsigned low = __shfl_sync(ALL_LANES, unsigned(seed), 0);
+        return (unsigned long long)__shfl_sync(ALL_LANES, unsigned(seed >> 32), 0) << 32 | low;
+    }
+};
+#elif LG_RESIDENT
+struct Policy : Tile {
+    using Tile::Tile;
+
+    __device__ void prepare(const float* __restrict__ parameters) const {
+        stage<0, LAYER_COUNT>(*this, parameters);
+        __syncthreads();
+    }
+    __device__ Real* place(int r, int c) const { return rows.input + r * rows.INPUT + c; }
+    __device__ void show() const {}
     __device__ void operator()(const float* __restrict__ parameters) const {
-        team.sync();
         forward_from<0>(*this, parameters);
     }
+    __device__ const Policy& afresh(uint4*) const { return *this; }
+    __device__ unsigned long long afresh(unsigned long long seed) const { return seed; }
 };
 #else
 constexpr int ROWS = LG_ROWS;
@@ -37,28 +76,40 @@ struct Policy {
     float* const y;
 
     __device__ explicit Policy(uint4* memory) : rows(memory), y(rows.y) {}
+    __device__ void prepare(const float*) const {}
+    __device__ Real* place(int r, int c) const { return rows.input + r * rows.INPUT + c; }
+    __device__ void show() const {}
     __device__ void operator()(const float* __restrict__ parameters) const {
         mlp_tile_forward(rows, parameters, nullptr, ROWS);
     }
+    __device__ const Policy& afresh(uint4*) const { return *this; }
+    __device__ unsigned long long afresh(unsigned long long seed) const { return seed; }
 };
 #endif
-static_assert(Policy::NBYTES == LG_BLOCK_NBYTES, "rollout_tile.py counts the same shared memory");
+constexpr int TABLE_ROWS_NBYTES = TEAMS * ROWS * int(sizeof(int));
+static_assert(Policy::NBYTES + TABLE_ROWS_NBYTES == LG_BLOCK_NBYTES,
+              "rollout_tile.py counts the same shared memory");
+
+// What came of a step.
+struct Outcome {
+    Choice choice;
+    int action;
+    float value, reward;
+};
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, LG_BLOCKS_A_SM)
     rollout_kernel(const float* __restrict__ parameters, float* floats, int* ints,
-                   const unsigned long long* clock, const Real* __restrict__ table,
+                   const unsigned long long* clock, const Real* __restrict__ table, int table_count,
                    const float* __restrict__ series, int rows, unsigned long long seed, int envs,
                    int steps, float* state_floats, int* state_ints, int* actions,
                    float* log_probabilities, float* values, float* rewards, bool* terminated,
                    bool* truncated, float* final_values, float* last_values) {
-    extern __shared__ uint4 memory[];
-    __shared__ int table_rows[TEAMS][ROWS];
+    extern __shared__ __align__(1024) uint4 memory[];
     const Policy policy(memory);
     const Team& team = policy.team;
-#if LG_RESIDENT
-    stage<0, LAYER_COUNT>(policy, parameters);
-    __syncthreads();
-#endif
+    int* const table_rows =
+        reinterpret_cast<int*>(memory) + Policy::NBYTES / int(sizeof(int)) + team.index * ROWS;
+    policy.prepare(parameters);
     const long long first = ((long long)blockIdx.x * TEAMS + team.index) * ROWS;
     if (first >= envs) return;  // a whole team leaves: only its own barriers follow
     const long long e = first + team.thread();
@@ -67,43 +118,57 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, LG_BLOCKS_A_SM)
     State state = {};
     if (owns) state = load_state(floats, ints, e);
     const unsigned long long start = *clock;
+    Outcome outcome = {};  // of step t - 1, as is `ended`
     int t = 0, ended = 0;
-    // Whether the policy runs a second time in a step: for V of the states truncated episodes led to.
+    // Whether the policy ran a second time before step t, for V of the states that truncated episodes
+    // led to.
     bool again = false;
     while (true) {
-        observe_tile<ROWS>(team, policy.rows.input, policy.rows.INPUT, state, owns, table, series,
-                           rows, table_rows[team.index]);
-        wait_for_copies_but<0>();
-        policy(parameters);
+        observe_tile<ROWS>(
+            team, [&](int r, int c) { return policy.place(r, c); }, state, owns, table, series, rows,
+            table_rows);
         const long long at = (long long)t * envs + e;
-        const unsigned long long now = start + t;
-        if (!again) {
-            if (t == steps) break;
-            if (owns) {
-                store_state(state, state_floats, state_ints, at);
-#if LG_GREEDY
-                Action chosen = greedy(y, ACTIONS);
-#else
-                Action chosen = categorical(y, ACTIONS, unit(draw(seed, ACTION, unsigned(e), now).x));
-#endif
-                chosen.action = max(chosen.action, 0);
-                float reward = 0.f;
-                ended = step_env(state, chosen.action, draw(seed, STEP, unsigned(e), now), series,
-                                 rows, reward);
-                actions[at] = chosen.action;
-                log_probabilities[at] = chosen.log_probability;
-                values[at] = y[ACTIONS];
-                rewards[at] = reward;
-                terminated[at] = ended == 1;
-                truncated[at] = ended == 2;
-            }
-            again = team.sync_or(ended == 2);
-            if (again) continue;
-        }
-        again = false;
+        const unsigned long long now = start + t, key = policy.afresh(seed);
+        uint4 for_step = {};
+        unsigned for_action = 0;
         if (owns) {
-            final_values[at] = ended == 2 ? y[ACTIONS] : 0.f;
-            if (ended) reset_env(state, draw(seed, RESET, unsigned(e), now + 1), series, rows);
+#if LG_WARPGROUPS
+            fetch_ahead(state, table, table_count, series);
+#endif
+            if (t > 0 && !again) {
+                const long long before = at - envs;
+                actions[before] = outcome.action;
+                log_probabilities[before] = outcome.choice.below - log_f32(outcome.choice.total);
+                values[before] = outcome.value;
+                rewards[before] = outcome.reward;
+                terminated[before] = ended == 1;
+                truncated[before] = ended == 2;
+                final_values[before] = 0.f;
+            }
+            if (t < steps && ended != 2) store_state(state, state_floats, state_ints, at);
+            for_step = draw(key, STEP, unsigned(e), now);
+            if (!LG_GREEDY) for_action = draw(key, ACTION, unsigned(e), now).x;
+        }
+        const Policy& multiplies = policy.afresh(memory);
+        wait_for_copies_but<0>();
+        policy.show();
+        again = team.sync_or(ended == 2);
+        multiplies(parameters);
+        if (again) {
+            if (ended == 2) {
+                final_values[at - envs] = y[ACTIONS];
+                reset_env(state, draw(key, RESET, unsigned(e), now), series, rows);
+            }
+            ended = 0;
+            continue;
+        }
+        if (t == steps) break;
+        if (owns) {
+            const Choice choice = choose<ACTIONS, LG_GREEDY>(y, unit(for_action));
+            outcome = {choice, max(choice.action, 0), y[ACTIONS], 0.f};
+            ended = step_env(state, outcome.action, for_step, series, rows, outcome.reward);
+            if (ended == 1)
+                reset_env(state, draw(key, RESET, unsigned(e), now + 1), series, rows);
         }
         ++t;
     }

@@ -3,12 +3,11 @@
 import functools
 
 import numpy as np
-from numba import njit
 
 from lowgpu_kernels import launch
 from lowgpu_kernels.compile import cuda_c
 from lowgpu_kernels.device import draws as scalar_draws
-from lowgpu_kernels.device import f32, i32, u64
+from lowgpu_kernels.device import f32, i32, njit, u64
 from lowgpu_kernels.device.philox import ACTION, RESET, STEP, draw, numpy_draw, unit
 from lowgpu_kernels.dims import (
     BOOL,
@@ -40,6 +39,7 @@ from lowgpu_kernels.ops.rollout.cpu_env import NO_TABLE, batches, flat
 from lowgpu_kernels.ops.rollout.linked import env_functions, env_links, env_macros, require, rows_of
 from lowgpu_kernels.ops.rollout.reset import draw_series, env_sizes, flat_spec
 from lowgpu_kernels.ops.rollout.rollout_tile import rollout_tile
+from lowgpu_kernels.ops.rollout.rollout_verify import verify_transitions
 
 
 def pairs():
@@ -233,64 +233,7 @@ def _draw(rng, sizes, params):
     return drawn | draw_series(rng, sizes, env)
 
 
-@rollout.verifies
-def _verify(got, inputs, params, eps):
-    """Hold every transition to the spec on its own: a rounding that flips one action is no excuse for
-    the next step, and does not condemn it."""
-    env, network, seed = params["env"], params["network"], int(params["seed"])
-    functions, series = env_functions(env), inputs["series"]
-    table, rows = inputs["table"], i32(rows_of(series))
-    table = None if table is None else table.astype(np.float64)
-    parameters = inputs["parameters"].astype(np.float64)
-    allowed = 64 * network.inputs * eps
-    start, flat_series = int(inputs["clock"][0]), flat_spec(series)
-    steps, wide = got["action"].shape
-    assert got["clock"][0] == start + steps
-
-    def units(purpose, e, step):
-        return ((numpy_draw(seed, purpose, [e], step)[:, 0] >> np.uint64(8)) * 2.0**-24).astype(
-            "f4"
-        )
-
-    def close(found, want, what):
-        assert abs(found - want) <= allowed * max(1.0, abs(want)), f"{what}: {found}, not {want}"
-
-    for e in range(wide):
-        floats, ints = inputs["floats"][e].copy(), inputs["ints"][e].copy()
-        for t in range(steps):
-            at = f"step {t}, env {e}"
-            np.testing.assert_allclose(got["state_floats"][t, e], floats, 1e-6, 1e-6, err_msg=at)
-            np.testing.assert_array_equal(got["state_ints"][t, e], ints, err_msg=at)
-            floats = got["state_floats"][t, e].copy()
-            logits, value = _policy(parameters, floats, ints, table, series, env, network)
-            close(got["value"][t, e], value, f"value, {at}")
-            action = int(got["action"][t, e])
-            below = logits - logits.max()
-            log_probability = below - np.log(np.exp(below).sum())
-            close(got["log_probability"][t, e], log_probability[action], f"log_probability, {at}")
-            if params["greedy"]:
-                close(logits[action], logits.max(), f"greedy logit, {at}")
-            else:
-                u, edges = units(ACTION, e, start + t)[0], np.cumsum(np.exp(log_probability))
-                low = edges[action - 1] if action else 0.0
-                assert low - allowed <= u <= edges[action] + allowed, f"action {action}, {at}"
-            reward = np.zeros(1, "f4")
-            ended = functions["step"](
-                floats, ints, i32(action), units(STEP, e, start + t), flat_series, rows, reward
-            )
-            np.testing.assert_allclose(got["reward"][t, e], reward[0], 1e-5, 1e-6, err_msg=at)
-            assert got["terminated"][t, e] == (ended == TERMINATED), at
-            assert got["truncated"][t, e] == (ended == TRUNCATED), at
-            final = 0.0
-            if ended == TRUNCATED:
-                final = _policy(parameters, floats, ints, table, series, env, network)[1]
-            close(got["final_value"][t, e], final, f"final_value, {at}")
-            if ended:
-                functions["reset"](floats, ints, units(RESET, e, start + t + 1), flat_series, rows)
-        np.testing.assert_allclose(got["floats"][e], floats, 1e-6, 1e-6)
-        np.testing.assert_array_equal(got["ints"][e], ints)
-        last = _policy(parameters, got["floats"][e], ints, table, series, env, network)[1]
-        close(got["last_value"][e], last, f"last_value, env {e}")
+rollout.verifies(verify_transitions)
 
 
 @njit
@@ -355,7 +298,8 @@ def _cpu(
 @functools.cache
 def kernels_of(env, network, tile, greedy, precision):
     """The rollout as a RolloutTile says, and what advances the clock after it."""
-    macros = {**env_macros(env), **tile.macros(network, precision), "greedy": greedy}
+    macros = {**env_macros(env), **tile.macros(network, precision)}
+    macros |= {"greedy": greedy, "series": len(env.series)}
     return [
         cuda_c("rollout/rollout", entry, env_links(env), **macros)
         for entry in ("rollout_kernel", "advance_clock")
@@ -389,6 +333,7 @@ def _launch(
         ints,
         clock,
         table,
+        i32(0 if table is None else len(table)),
         series,
         i32(rows_of(series)),
         seed,
