@@ -5,7 +5,9 @@ from lowgpu_kernels.ops.loss.huber import huber
 from lowgpu_kernels.ops.mlp.mlp_backward import mlp_backward
 from lowgpu_kernels.ops.mlp.mlp_forward import mlp_forward
 from lowgpu_kernels.ops.optim.adam import adam
+from lowgpu_kernels.ops.policy.act import act
 from lowgpu_kernels.ops.policy.categorical import categorical
+from lowgpu_kernels.ops.policy.pack_network import pack_network
 from lowgpu_kernels.ops.ppo.ppo_loss import ppo_loss
 from lowgpu_kernels.ops.ppo.ppo_update import ppo_update
 from lowgpu_kernels.ops.rollout.env_step import env_step
@@ -19,6 +21,7 @@ from lowgpu_kernels.ops.stats.normalize import normalize
 from lowgpu_kernels.ops.stats.permutation import permutation
 
 __all__ = [
+    "act",
     "adam",
     "categorical",
     "env_step",
@@ -31,6 +34,7 @@ __all__ = [
     "moments",
     "normalize",
     "observe",
+    "pack_network",
     "permutation",
     "ppo_loss",
     "ppo_update",
