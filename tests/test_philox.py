@@ -11,9 +11,11 @@ from numba import njit
 from lowgpu_kernels.device import f32, u32
 from lowgpu_kernels.device.philox import (
     ACTION,
+    EXPLORE,
     INIT,
     PERMUTE,
     RESET,
+    SAMPLE,
     STEP,
     draw,
     numpy_draw,
@@ -24,6 +26,8 @@ from tests.headers import address, compiled
 
 # The first call compiles, and takes longer than hypothesis allows.
 compiles = settings(deadline=None)
+
+PURPOSES = [ACTION, RESET, STEP, PERMUTE, INIT, SAMPLE, EXPLORE]
 
 word = st.integers(0, 2**32 - 1)
 double_word = st.integers(0, 2**64 - 1)
@@ -43,7 +47,8 @@ def header():
             w[0] = r.x; w[1] = r.y; w[2] = r.z; w[3] = r.w;
         }
         extern "C" unsigned purposes() {
-            return ACTION | RESET << 4 | STEP << 8 | PERMUTE << 12 | INIT << 16;
+            return ACTION | RESET << 4 | STEP << 8 | PERMUTE << 12 | INIT << 16 | SAMPLE << 20 |
+                   EXPLORE << 24;
         }
         extern "C" void units(int n, const unsigned* w, float* u) {
             for (int i = 0; i < n; ++i) u[i] = unit(w[i]);
@@ -81,7 +86,7 @@ def test_python_and_cuda_c_agree_bit_for_bit(header, words):
 
 
 @compiles
-@given(double_word, st.sampled_from([ACTION, RESET, STEP, PERMUTE, INIT]), word, double_word)
+@given(double_word, st.sampled_from(PURPOSES), word, double_word)
 @example(2**64 - 1, INIT, 2**32 - 1, 2**64 - 1)
 def test_a_draw_is_the_same_in_python_cuda_c_and_numpy(header, seed, purpose, index, step):
     buffer = (ctypes.c_uint32 * 4)()
@@ -94,7 +99,7 @@ def test_a_draw_is_the_same_in_python_cuda_c_and_numpy(header, seed, purpose, in
 
 
 def test_the_header_names_the_same_purposes(header):
-    assert header.purposes() == ACTION | RESET << 4 | STEP << 8 | PERMUTE << 12 | INIT << 16
+    assert header.purposes() == sum(p << 4 * i for i, p in enumerate(PURPOSES))
 
 
 @compiles
@@ -136,7 +141,7 @@ def _count(seed, purpose, draws, cells):
     return counts, pairs
 
 
-@pytest.mark.parametrize("purpose", [ACTION, RESET, STEP, PERMUTE, INIT])
+@pytest.mark.parametrize("purpose", PURPOSES)
 def test_units_are_uniform_and_the_words_of_a_draw_independent(purpose):
     """Chi-square at fixed seeds; p below 1e-4 would fail."""
     from scipy.stats import chisquare

@@ -10,6 +10,11 @@ from lowgpu_kernels.ops.policy.categorical import categorical
 from lowgpu_kernels.ops.policy.pack_network import pack_network
 from lowgpu_kernels.ops.ppo.ppo_loss import ppo_loss
 from lowgpu_kernels.ops.ppo.ppo_update import ppo_update
+from lowgpu_kernels.ops.replay.priority_sample import priority_sample
+from lowgpu_kernels.ops.replay.priority_update import priority_update
+from lowgpu_kernels.ops.replay.replay_gather import replay_gather
+from lowgpu_kernels.ops.replay.replay_sample import replay_sample
+from lowgpu_kernels.ops.replay.replay_write import replay_write
 from lowgpu_kernels.ops.rollout.env_step import env_step
 from lowgpu_kernels.ops.rollout.observe import observe
 from lowgpu_kernels.ops.rollout.reset import reset
@@ -38,6 +43,11 @@ __all__ = [
     "permutation",
     "ppo_loss",
     "ppo_update",
+    "priority_sample",
+    "priority_update",
+    "replay_gather",
+    "replay_sample",
+    "replay_write",
     "reset",
     "rollout",
 ]
