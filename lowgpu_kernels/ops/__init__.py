@@ -1,6 +1,7 @@
 """Every op, by name. Adding an op is adding its file and its line here."""
 
 from lowgpu_kernels.ops.advantage.gae import gae
+from lowgpu_kernels.ops.int8.gemm import int8_gemm, int8_gemm_requantized, int8_gemm_scaled
 from lowgpu_kernels.ops.loss.huber import huber
 from lowgpu_kernels.ops.mlp.mlp_backward import mlp_backward
 from lowgpu_kernels.ops.mlp.mlp_forward import mlp_forward
@@ -33,6 +34,9 @@ __all__ = [
     "episode_statistics",
     "gae",
     "huber",
+    "int8_gemm",
+    "int8_gemm_requantized",
+    "int8_gemm_scaled",
     "minibatch_moments",
     "mlp_backward",
     "mlp_forward",

@@ -1,0 +1,101 @@
+"""The int8 products beside `torch._int_mm`, interleaved on one GPU: `python -m bench.int8 [NAME ...]`.
+
+Prints and writes what bench.versus does. The peer gives int32; what it would still have to do for a
+scaled int8 result is not counted against it.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from bench import peers
+from bench.timing import device_facts, report, save
+from bench.versus import COPY_BYTES_PER_SECOND, RESULTS, Comparison, graph_of
+
+OPERATIONS_A_CLOCK_AND_SM = 8192  # int8 with int32 sums; architecture paper of the H100
+
+
+def operations_per_second():
+    """What the tensor cores of the current GPU do at its highest clock, a Hopper part taken as given."""
+    facts = device_facts()
+    return OPERATIONS_A_CLOCK_AND_SM * facts["sm_count"] * facts["sm_clock_max_mhz"] * 1e6
+
+
+def product(rows, columns, terms, requantized, bar, calls):
+    """int8 [rows, terms] by [columns, terms]: int32 sums, or scaled, biased, rectified and rounded to
+    int8 in the same kernel."""
+
+    def ours():
+        import cupy
+
+        import lowgpu_kernels as kernels
+
+        rng = np.random.default_rng(0)
+        a, b = (cupy.asarray(rng.integers(-128, 128, (n, terms), np.int8)) for n in (rows, columns))
+        op, scales, params = kernels.int8_gemm, (), {}
+        if requantized:
+            op, params = kernels.int8_gemm_requantized, {"activation": "relu"}
+            scale = np.full(columns, 40 / (5500 * terms**0.5), np.float32)
+            scales = None, cupy.asarray(scale), cupy.zeros(columns, "f4")
+        out = cupy.empty((rows, columns), "i1" if requantized else "i4")
+        wanted = op.scratch_specs({"X": rows, "Y": columns, "Z": terms}, params)
+        given = {"out": out, "scratch": [cupy.empty(*spec) for spec in wanted.values()]}
+        return graph_of(lambda stream: op(a, b, *scales, **params, **given, stream=stream), calls)
+
+    def theirs():
+        peer = peers.int8_torch.Gemm(rows, columns, terms)
+        peer.warm()
+
+        def run():
+            for _ in range(calls):
+                peer.run()
+            peer.block()
+
+        return run
+
+    nbytes = terms * (rows + columns) + rows * columns * (1 if requantized else 4)
+    operations = 2 * rows * columns * terms
+    return Comparison(
+        f"int8 product {rows} x {columns} x {terms}, {'int8' if requantized else 'int32'} out",
+        ours,
+        {"torch._int_mm": theirs},
+        items=operations,
+        unit="OP",
+        bar_ratio=bar,
+        floor_seconds=max(nbytes / COPY_BYTES_PER_SECOND, operations / operations_per_second()),
+        rounds=20,
+        calls=calls,
+    )
+
+
+COMPARISONS = {
+    "8192": lambda: product(8192, 8192, 8192, False, bar=1.3, calls=5),
+    "8192-int8": lambda: product(8192, 8192, 8192, True, bar=1.3, calls=5),
+    "4096": lambda: product(4096, 4096, 4096, False, bar=1.3, calls=20),
+    "4096-int8": lambda: product(4096, 4096, 4096, True, bar=1.3, calls=20),
+    "tall-int8": lambda: product(1 << 20, 128, 256, True, bar=1.8, calls=10),
+    "few-rows": lambda: product(32, 4096, 4096, True, bar=None, calls=50),
+}
+
+
+def main(
+    names: Annotated[
+        list[str] | None, typer.Argument(help=f"of {', '.join(COMPARISONS)}; all by default")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="where the JSON goes")] = RESULTS / "versus_int8.json",
+):
+    """Measure our int8 products against PyTorch's on this machine's GPU."""
+    unknown = [n for n in names or [] if n not in COMPARISONS]
+    if unknown:
+        raise typer.BadParameter(f"{unknown[0]} is none of {', '.join(COMPARISONS)}")
+    rows = []
+    for name in names or COMPARISONS:
+        rows.append(COMPARISONS[name]().measure())
+        save(out, rows, device_facts())
+    report(rows)
+
+
+if __name__ == "__main__":
+    typer.run(main)
