@@ -120,12 +120,13 @@ class ProgressLine:
         if self._bar:
             self._bar.stop()
 
-    def show(self, steps, mean_return):
+    def show(self, steps, mean_return, gpu=None):
         """Show how far it is.
 
         Args:
             steps: env steps done, this process and earlier ones together.
             mean_return: of recent episodes, None before the first has finished.
+            gpu: what a Monitor saw last; None where none watches.
         """
         now = time.monotonic()
         if not self._bar and now - self._line < LINE_SECONDS:
@@ -134,6 +135,7 @@ class ProgressLine:
         rate = (steps - self._first) / max(now - self._start, 1e-9)
         reached = "-" if mean_return is None else f"{mean_return:.4g}"
         text = f"{steps:,} steps  {rate:,.0f} steps/s  return {reached}  memory {self._memory}"
+        text += "" if gpu is None else f"  GPU {gpu}"
         if self._bar:
             self._bar.update(self._task, completed=steps, description=text)
         else:

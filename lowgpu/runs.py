@@ -15,6 +15,7 @@ from lowgpu.data import BarsError, read_csv, sample
 from lowgpu.envs import make
 from lowgpu.initialize import network_of
 from lowgpu.metrics import MetricsFile, ProgressLine
+from lowgpu.monitor import Monitor, Sample, stage
 from lowgpu.pools import shown
 from lowgpu.ppo import PPO
 from lowgpu.ppo_plan import expected_arrays
@@ -170,7 +171,7 @@ class Stop:
             signal.signal(number, handler)
 
 
-def train(directory, settings, task, hardware, resume, stop):
+def train(directory, settings, task, hardware, resume, stop, monitor=None):
     """Train to the end of the run, or until a stop is asked for; either way a checkpoint is left.
 
     Args:
@@ -180,6 +181,8 @@ def train(directory, settings, task, hardware, resume, stop):
         hardware: the device.
         resume: whether to go on from the folder's checkpoint.
         stop: a Stop.
+        monitor: a Monitor that watches; its figures go to the metrics and the progress, and its
+            summary is of what follows the first iteration, which compiles.
 
     Returns:
         (trainer, path): the PPO as it is at the end, and the last checkpoint.
@@ -195,29 +198,25 @@ def train(directory, settings, task, hardware, resume, stop):
         trainer.restore(saved.arrays, saved.document)
     else:
         _save(path, trainer, settings, task)
+    first = trainer.iteration + 1
     every = -(-settings.ppo.iterations // settings.ppo.checkpoints)
     metrics = MetricsFile(Path(directory) / METRICS, trainer.iteration)
     total = settings.ppo.iterations * settings.ppo.batch
+    monitor = monitor or Monitor(None)
     start = time.monotonic()
     with ProgressLine(total, trainer.steps, shown(trainer.plan.nbytes)) as progress:
 
         def note(report):
             if report is None:
                 return
-            metrics.write(
-                {
-                    "iteration": report.iteration,
-                    "steps": report.steps,
-                    "seconds": round(time.monotonic() - start, 3),
-                    "mean_return": report.mean_return,
-                    **report.figures,
-                }
-            )
-            progress.show(report.steps, report.mean_return)
+            metrics.write(_line(report, time.monotonic() - start, monitor.latest))
+            progress.show(report.steps, report.mean_return, monitor.latest)
 
         try:
             while not trainer.done and not stop.asked:
                 note(trainer.advance())
+                if trainer.iteration == first:
+                    monitor.restart()
                 if trainer.iteration % every == 0 or trainer.done or stop.asked:
                     # The figures must be read before the state they belong to is kept.
                     note(trainer.drain())
@@ -227,11 +226,24 @@ def train(directory, settings, task, hardware, resume, stop):
     return trainer, path
 
 
+def _line(report, seconds, sample):
+    """A line of the metrics; the GPU's figures are None where there is no Sample."""
+    return {
+        "iteration": report.iteration,
+        "steps": report.steps,
+        "seconds": round(seconds, 3),
+        "mean_return": report.mean_return,
+        **report.figures,
+        **{f"gpu_{name}": value for name, value in vars(sample or Sample()).items()},
+    }
+
+
 def _save(path, trainer, settings, task):
-    arrays, document = trainer.state()
-    normalizer = {f"normalizer.{name}": array for name, array in task.normalizer.items()}
-    document["config"] = config.to_dict(settings)
-    checkpoint.save(path, {**arrays, **normalizer}, document)
+    with stage("checkpoint"):
+        arrays, document = trainer.state()
+        normalizer = {f"normalizer.{name}": array for name, array in task.normalizer.items()}
+        document["config"] = config.to_dict(settings)
+        checkpoint.save(path, {**arrays, **normalizer}, document)
 
 
 def _loaded(path, settings, env):

@@ -2,12 +2,14 @@
 
 import dataclasses
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 from lowgpu.envs import EnvError, cartpole, check_env, market
-from lowgpu.envs.check_code import CALL, FLOAT64
+from lowgpu.envs.check_code import CALL, FLOAT64, check_types
 from lowgpu_kernels.compile import ARCHITECTURES
 from lowgpu_kernels.device import f32, i32, scalar
 from lowgpu_kernels.ops.rollout.example import DRIFT, WALK
@@ -163,6 +165,62 @@ def calls_plain_python(floats, ints, action, u, series, rows, reward):
 def test_refuses_a_step_that(step, sentence):
     with pytest.raises(EnvError, match=f"^drift: {sentence}"):
         check_env(with_functions(step=step), steps=20)
+
+
+@scalar
+def kept_with_a_literal(x):
+    return x * 0.7
+
+
+@scalar
+def kept_without_one(x):
+    return x * f32(0.7)
+
+
+def calls_kept_with_a_literal(floats, ints, action, u, series, rows, reward):
+    reward[0] = kept_with_a_literal(floats[0])
+    return 0
+
+
+def calls_kept_without_one(floats, ints, action, u, series, rows, reward):
+    reward[0] = kept_without_one(floats[0])
+    return 0
+
+
+def test_a_helper_whose_code_another_process_kept_is_judged_all_the_same(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOWGPU_CACHE", str(tmp_path))
+    warm = "from tests import test_check_env as t\n"
+    warm += "for f in (t.kept_with_a_literal, t.kept_without_one): f(t.f32(1))"
+    subprocess.run([sys.executable, "-c", warm], check=True)
+    check_types(DRIFT, "step", calls_kept_without_one)
+    with pytest.raises(EnvError, match=r"float64 at line \d+, .*: write f32\(0\.7\)"):
+        check_types(DRIFT, "step", calls_kept_with_a_literal)
+    for helper in (kept_with_a_literal, kept_without_one):
+        assert sum(helper.stats.cache_hits.values()) == 1
+
+
+@scalar
+def recursive(x):
+    return x if x < f32(1) else recursive(x - f32(1))
+
+
+@scalar
+def recursive_with_a_literal(x):
+    return x if x < f32(1) else recursive_with_a_literal(f32(x - 1.0))
+
+
+def test_a_helper_that_calls_itself_is_read_once():
+    def step(floats, ints, action, u, series, rows, reward):
+        reward[0] = recursive(floats[0])
+        return 0
+
+    def literal_step(floats, ints, action, u, series, rows, reward):
+        reward[0] = recursive_with_a_literal(floats[0])
+        return 0
+
+    check_types(DRIFT, "step", step)
+    with pytest.raises(EnvError, match=r"write f32\(1\.0\)"):
+        check_types(DRIFT, "step", literal_step)
 
 
 def forgets_a_field(floats, ints, u, series, rows):

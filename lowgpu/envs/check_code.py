@@ -1,5 +1,6 @@
 """What check_env reads of an env without running it: names, types and machine code."""
 
+import functools
 import importlib.util
 import linecache
 import re
@@ -44,10 +45,22 @@ def check_types(env, name, function):
         dispatcher = compiled(function, name)
     except Exception as error:
         raise EnvError(f"{env.name}: {name} does not compile: {_said(error)}") from error
-    for overload in dispatcher.overloads.values():
-        found = _float64_in(overload.type_annotation)
+    for signature in dispatcher.nopython_signatures:
+        found = _float64_in(_typed(dispatcher, signature))
         if found is not None:
             raise EnvError(f"{env.name}: {name} computes in float64 {found}")
+
+
+@functools.cache
+def _typed(dispatcher, signature):
+    """The types that numba gives a function for a signature, or a tuple of its arguments' types.
+
+    They come of a copy, compiled here: an overload that was kept on disk has them as text alone.
+    """
+    copy = type(dispatcher)(dispatcher.py_func, targetoptions=dispatcher.targetoptions)
+    copy.compile(signature)
+    (overload,) = copy.overloads.values()
+    return overload.type_annotation
 
 
 def _said(error):
@@ -74,8 +87,8 @@ def _float64_in(typed, seen=()):
         if isinstance(called, types.NumberClass) and called.instance_type != types.float64:
             continue  # f32(0.5) is how a literal gets its width
         if isinstance(called, types.Dispatcher) and called not in seen:
-            inner = called.dispatcher.overloads.get(tuple(signature.args))
-            found = inner and _float64_in(inner.type_annotation, (*seen, called))
+            inner = _typed(called.dispatcher, tuple(signature.args))
+            found = _float64_in(inner, (*seen, called))
             if found:
                 return found
         if types.float64 in (*signature.args, signature.return_type):
