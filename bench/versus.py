@@ -11,7 +11,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from bench import peers
+from bench import inference, peers, replay
 from bench.peers import workload
 from bench.timing import Row, device_facts, interleaved, report, save
 
@@ -197,7 +197,7 @@ def rollout(envs, steps, bar):
 
 
 def update(batch, bar, calls=20):
-    """One PPO update: our minibatch of an iteration beside PyTorch's in a CUDA graph."""
+    """A PPO update: ours of `calls` minibatches in one call beside PyTorch's, a graph each."""
 
     def ours():
         import lowgpu_kernels as kernels
@@ -205,22 +205,19 @@ def update(batch, bar, calls=20):
         ppo = trainer(16384, 64, batch)
         ppo.advance()
         ppo.drain()
-        b, rows, moments = ppo.buffers, ppo._rows[0], ppo._moments[0]
-        losses, norm, call = ppo._losses[0], ppo._norms[0], ppo._call
+        b, (losses, norms) = ppo.buffers, ppo._learned[0]
 
         def queue(stream):
             with stream:
-                call(
+                ppo._call(
                     kernels.ppo_update,
                     *(b.parameters, b.m, b.v, b.step),
-                    *ppo._states,
-                    *(b.table, b.series, rows),
-                    *ppo._taken,
-                    moments,
-                    out=(b.gradient, losses, norm),
+                    *(*ppo._states, b.table, b.series, ppo._minibatches[:calls]),
+                    *(*ppo._taken, b.moments[:calls]),
+                    out=(b.gradient, losses[:calls], norms[:calls]),
                 )
 
-        return graph_of(queue, calls)
+        return graph_of(queue, 1)
 
     def rival(name):
         def make():
@@ -286,14 +283,16 @@ def gae(steps, envs, bar_seconds, calls=20):
 
 
 COMPARISONS = {
-    "ppo": lambda: ppo(16384, 64, 8192, bar=1, floor=546e6),
-    "ppo-large": lambda: ppo(16384, 64, 65536, bar=1, floor=546e6),
-    "ppo-small": lambda: ppo(2048, 64, 2048, bar=1),
-    "rollout": lambda: rollout(16384, 64, bar=1),
-    "update": lambda: update(8192, bar=1),
+    "ppo": lambda: ppo(16384, 64, 8192, bar=5, floor=546e6),
+    "ppo-large": lambda: ppo(16384, 64, 65536, bar=4, floor=546e6),
+    "ppo-small": lambda: ppo(2048, 64, 2048, bar=6),
+    "rollout": lambda: rollout(16384, 64, bar=4),
+    "update": lambda: update(8192, bar=12),
     "gae-wide": lambda: gae(128, 131072, None),
     "gae": lambda: gae(128, 4096, 8e-6),
 }
+COMPARISONS |= inference.comparisons(Comparison, graph_of)
+COMPARISONS |= replay.comparisons(Comparison, graph_of)
 
 
 def main(
