@@ -201,13 +201,13 @@ def _linked_ltoir(linked):
 
 
 def _compile_numba(function, types, returns, **options):
-    from lowgpu_kernels.device import load_cuda, numba_cuda_dispatcher
+    from lowgpu_kernels.device import cuda, numba_cuda_dispatcher
 
     signature = _numba_type(returns)(*map(_numba_type, types))
     options.setdefault("abi", "numba")
     python = getattr(function, "py_func", function)
     with _numba_turn:
-        cuda, dispatcher = load_cuda(python), numba_cuda_dispatcher()
+        dispatcher = numba_cuda_dispatcher()
         # Without a driver numba cannot ask which device a helper is compiled for. LTO-IR for the
         # oldest architecture links for every newer one, so say that.
         asked = dispatcher.get_current_device
@@ -305,8 +305,6 @@ def cache_folder():
 
 def _cached(key, parts, architecture, *options):
     """The Binary of `key`, from disk when it is there and whole, else built and kept."""
-    from lowgpu_kernels.device import load_cuda
-
     digest = hashlib.sha256(repr((key, options)).encode()).hexdigest()
     path = cache_folder() / f"{digest}.kernel"
     try:
@@ -316,7 +314,6 @@ def _cached(key, parts, architecture, *options):
             return Binary(cubin, tuple(Resources(**k) for k in facts["kernels"]))
     except (OSError, ValueError, KeyError, TypeError):
         pass  # absent or damaged: build it again
-    load_cuda()  # in one thread at a time, and so whatever it shares with the other compilers
     binary = link(parts(), architecture, *options)
     facts = {
         "sha256": hashlib.sha256(binary.cubin).hexdigest(),
