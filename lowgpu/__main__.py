@@ -1,4 +1,4 @@
-"""The command line: train, evaluate, info.
+"""The command line: train, evaluate, profile, info.
 
 Exit codes: 0 done, 1 failed, 2 bad input, 130 stopped by Ctrl-C or SIGTERM. Errors are one sentence
 on standard error.
@@ -11,6 +11,7 @@ import os
 import sys
 import warnings
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -28,6 +29,16 @@ app = typer.Typer(
 JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 DATA = Annotated[
     Path | None, typer.Option(help="Bars as CSV; without it the built-in sample of daily bars.")
+]
+ENV = Annotated[str | None, typer.Option(help="market (default) or cartpole.")]
+ALGO = Annotated[str | None, typer.Option(help="ppo.")]
+DEVICE = Annotated[
+    str | None, typer.Option(help="auto (default: a GPU where one can be used), cpu or cuda.")
+]
+CONFIG = Annotated[Path | None, typer.Option(help="A TOML file of settings.")]
+PRECISION = Annotated[str | None, typer.Option(help="float32 or bfloat16.")]
+SETTINGS = Annotated[
+    list[str] | None, typer.Option("--set", help="name=value of any setting; repeatable.")
 ]
 FAILED, BAD_INPUT, STOPPED = 1, 2, 130
 
@@ -67,25 +78,28 @@ def _end(error, code):
 @app.command()
 def train(
     data: DATA = None,
-    env: Annotated[str | None, typer.Option(help="market (default) or cartpole.")] = None,
-    algo: Annotated[str | None, typer.Option(help="ppo.")] = None,
+    env: ENV = None,
+    algo: ALGO = None,
     steps: Annotated[
         int | None,
         typer.Option(help="Env steps, rounded up to whole rollouts of envs * rollout_steps."),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of the parameters and all draws.")] = None,
-    device: Annotated[
-        str | None, typer.Option(help="auto (default: a GPU where one can be used), cpu or cuda.")
-    ] = None,
-    config: Annotated[Path | None, typer.Option(help="A TOML file of settings.")] = None,
+    device: DEVICE = None,
+    config: CONFIG = None,
     run: Annotated[
         Path | None, typer.Option(help="Folder of the run; runs/... by default.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --run.")] = False,
-    precision: Annotated[str | None, typer.Option(help="float32 or bfloat16.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="name=value of any setting; repeatable.")
+    precision: PRECISION = None,
+    batch: Annotated[
+        str | None,
+        typer.Option(
+            help="Choose ppo.minibatches for this machine: measured (the smallest minibatch near "
+            "the best throughput) or tier (by the GPU's memory). Without it as configured."
+        ),
     ] = None,
+    settings: SETTINGS = None,
     as_json: JSON = False,
 ):
     """Train a policy, then evaluate it.
@@ -98,21 +112,31 @@ def train(
     with _in_one_sentence():
         from lowgpu import runs
         from lowgpu.config import to_dict, to_toml
+        from lowgpu.pools import one_error
 
         options = _options(data, env, algo, steps, seed, precision)
         if resume:
+            options |= {"--batch": batch} if batch else {}
             given = [name for name, value in (("--config", config), ("--set", settings)) if value]
             resolved, chosen = _resumed(run, device, [*given, *options])
         else:
             runs.refuse_existing(run)
             resolved, chosen = _resolved(device, config, options, settings or [])
         _say(f"Device: {chosen.name} ({chosen.kind}; {chosen.reason})\n", say)
-        _say(to_toml(to_dict(resolved)), say)
         task = runs.training_task(resolved)
-        _plan(resolved, task, chosen, say)
+        if batch:
+            resolved = _fitted(resolved, task, chosen, batch, say)
+        _say(to_toml(to_dict(resolved)), say)
+        plan = _plan(resolved, task, chosen, say)
         directory = run if resume else runs.create(run, resolved)
-        with runs.Stop() as stop:
-            trainer, _ = runs.train(directory, resolved, task, chosen, resume, stop)
+        memory = one_error(plan, chosen.name)
+        with memory, runs.Stop() as stop, _monitor(chosen) as monitor:
+            if chosen.kind == "cuda" and monitor.reason:
+                _say(f"note: the GPU is not watched: {monitor.reason}", sys.stderr)
+            trainer, _ = runs.train(directory, resolved, task, chosen, resume, stop, monitor)
+        seen = monitor.summary()
+        if seen:
+            _say(f"{seen}\n", say)
         if not trainer.done:
             _say(
                 f"Stopped after iteration {trainer.iteration} of {resolved.ppo.iterations}; go on "
@@ -123,20 +147,21 @@ def train(
         report, text, notes = runs.evaluation(directory, resolved)
         for note in notes:
             _say(f"note: {note}", sys.stderr)
-        if as_json:
-            _say(
-                json.dumps(
-                    {
-                        "run": str(directory),
-                        "iterations": trainer.iteration,
-                        "steps": trainer.steps,
-                        "mean_return": trainer.curve.mean,
-                        "evaluation": report,
-                    }
-                )
-            )
-        else:
-            _say(f"{text}\nRun: {directory}")
+        _say(_trained(directory, trainer, seen, report) if as_json else f"{text}\nRun: {directory}")
+
+
+def _trained(directory, trainer, seen, report):
+    """A finished run as one JSON object."""
+    return json.dumps(
+        {
+            "run": str(directory),
+            "iterations": trainer.iteration,
+            "steps": trainer.steps,
+            "mean_return": trainer.curve.mean,
+            "gpu": asdict(seen) if seen else None,
+            "evaluation": report,
+        }
+    )
 
 
 def _options(data, env, algo, steps, seed, precision):
@@ -176,8 +201,27 @@ def _resumed(run, device, given):
     return resolved, hardware.choose(device or resolved.device)
 
 
+def _monitor(chosen):
+    """The Monitor of the device; it watches nothing on a CPU."""
+    from lowgpu.monitor import Monitor, current_uuid
+
+    return Monitor(current_uuid() if chosen.kind == "cuda" else None)
+
+
+def _fitted(resolved, task, chosen, policy, say):
+    """The Config with the number of minibatches that suits the machine."""
+    from dataclasses import replace
+
+    from lowgpu.budget import minibatches_for
+
+    minibatches, text = minibatches_for(resolved.ppo, task, chosen, policy)
+    _say(text, say)
+    return replace(resolved, ppo=replace(resolved.ppo, minibatches=minibatches))
+
+
 def _plan(resolved, task, chosen, say):
     """Print what every buffer takes, and refuse what does not fit, before anything is allocated."""
+    from lowgpu.budget import beside_nbytes
     from lowgpu.pools import shown
     from lowgpu.ppo_plan import plan_of
 
@@ -185,7 +229,8 @@ def _plan(resolved, task, chosen, say):
     _say(str(plan), say)
     if chosen.free_nbytes is not None:
         _say(f"{'free':24} {shown(chosen.free_nbytes):>10}  on {chosen.name}\n", say)
-    plan.check(chosen.free_nbytes, chosen.name)
+    plan.check(chosen.free_nbytes, chosen.name, beside_nbytes(chosen.kind))
+    return plan
 
 
 @app.command()
@@ -217,24 +262,96 @@ def evaluate(
 
 
 @app.command()
+def profile(
+    data: DATA = None,
+    env: ENV = None,
+    algo: ALGO = None,
+    device: DEVICE = None,
+    config: CONFIG = None,
+    precision: PRECISION = None,
+    settings: SETTINGS = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Iterations to take the median of.")] = 10,
+    as_json: JSON = False,
+):
+    """Show where the time of a training iteration goes, op by op, beside the whole iteration.
+
+    Settings come from where train takes them. Nothing is written; what is learned is thrown away.
+    """
+    say = sys.stderr if as_json else sys.stdout
+    with _in_one_sentence():
+        from lowgpu import profile as profiles
+        from lowgpu import runs
+        from lowgpu.budget import beside_nbytes
+        from lowgpu.ppo import PPO
+        from lowgpu.ppo_plan import plan_of
+
+        options = _options(data, env, algo, None, None, precision)
+        resolved, chosen = _resolved(device, config, options, settings or [])
+        _say(f"Device: {chosen.name} ({chosen.kind}; {chosen.reason})\n", say)
+        task = runs.training_task(resolved)
+        plan = plan_of(resolved.ppo, task.env, task.rows, chosen.kind)
+        plan.check(chosen.free_nbytes, chosen.name, beside_nbytes(chosen.kind))
+        trainer = PPO(resolved.ppo, task.env, task.table, task.series, chosen.kind)
+        measured = profiles.measure(trainer, chosen, rounds)
+        if as_json:
+            _say(json.dumps(measured.to_dict()))
+        else:
+            profiles.show(measured)
+
+
+@app.command()
 def info(as_json: JSON = False):
-    """Show the device, the driver and the libraries, and what would be used and why."""
-    report = hardware.report()
-    if as_json:
-        _say(json.dumps(report))
-        return
-    used = report["used"]
-    _say(f"would use   {used['name']} ({used['kind']}): {used['reason']}")
+    """Show the machine, its libraries, what would be used and why, and what would fit there."""
+    with _in_one_sentence():
+        from lowgpu import budget, machine
+
+        found = machine.HardwareBudget.detect()
+        report, outlook = machine.report(found), budget.outlook(found)
+        _say(json.dumps(report | {"outlook": outlook}) if as_json else _described(report, outlook))
+
+
+def _described(report, outlook):
+    """`lowgpu info` as text."""
+    from lowgpu.pools import shown
+
+    used, seen = report["used"], report["machine"]
+    rows = [("would use", f"{used['name']} ({used['kind']}): {used['reason']}")]
     if used["free_nbytes"] is not None:
-        _say(
-            f"memory      {used['free_nbytes'] / 1e9:.1f} GB free of {used['total_nbytes'] / 1e9:.1f}"
-        )
-    _say(f"CPU cores   {used['cores']}")
-    _say(f"GPU         {report['gpu']}")
-    _say(f"driver      {'none' if report['driver'] is None else 'CUDA ' + report['driver']}")
-    _say(f"Python      {report['python']} on {report['system']}")
-    for name, version in report["libraries"].items():
-        _say(f"{name:12}{version or 'not installed'}")
+        rows += [("memory", f"{shown(used['free_nbytes'])} free of {shown(used['total_nbytes'])}")]
+    rows += [("CPU cores", used["cores"]), ("GPU", report["gpu"])]
+    gpu, board = seen["gpu"], seen["board"]
+    if gpu:
+        rows += [
+            ("", f"{gpu['uuid']}, CUDA's {gpu['index']} of {len(seen['gpus'])}"),
+            ("", f"compute capability {'.'.join(map(str, gpu['capability']))}, {gpu['sms']} SMs"),
+            ("", f"{gpu['shared_per_block'] // 1024} KB shared memory a block"),
+            ("", f"{gpu['l2_nbytes'] / 2**20:g} MB L2 cache"),
+        ]
+    if board["bytes_per_second"] is not None:
+        rows += [("", f"{board['bytes_per_second'] / 1e9:,.0f} GB/s")]
+    if board["sm_clock_hz"] is not None:
+        rows += [("", f"up to {board['sm_clock_hz'] / 1e6:,.0f} MHz")]
+    if seen["visible"] is not None:
+        rows += [("", f"CUDA_VISIBLE_DEVICES={seen['visible']}")]
+    rows += [("note", note) for note in seen["notes"]]
+    rows += [
+        ("driver", f"CUDA {report['driver']}" if report["driver"] else "none"),
+        ("", f"driver {board['driver']}" if board["driver"] else ""),
+        ("system", report["system"] + (" in Windows (WSL)" if seen["wsl"] else "")),
+        ("Python", report["python"]),
+        *((name, known or "not installed") for name, known in report["libraries"].items()),
+        ("market", f"{shown(outlook['buffers_nbytes'])} of buffers with {outlook['bars']:,} bars"),
+        ("", f"{outlook['sample_nbytes']:.0f} B a transition of the rollout"),
+    ]
+    if gpu:
+        rows += [("", f"{shown(outlook['peak_nbytes'])} at the peak, with CUDA's context")]
+    if outlook["widest_hidden"]:
+        widest = ", ".join(map(str, outlook["widest_hidden"]))
+        rows += [("", f"hidden layers up to {widest} fit")]
+    if outlook["tier_batch"]:
+        batch = ", ".join(f"{algo} {size}" for algo, size in outlook["tier_batch"].items())
+        rows += [("tier batch", batch)]
+    return "\n".join(f"{name:12}{text}" for name, text in rows if text)
 
 
 def main():
@@ -245,6 +362,9 @@ def main():
     # times with two of Numba (measured, one run each).
     for threads in ("OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"):
         os.environ.setdefault(threads, "1")
+    # TA-Lib imports both where they are installed, to take their tables too; here it gets arrays.
+    for tables in ("pandas", "polars"):
+        sys.modules.setdefault(tables, None)
     app()
 
 

@@ -2,20 +2,10 @@
 
 import os
 import platform
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 OLDEST = (8, 0)  # compute capability that the kernels are written for
-LIBRARIES = (
-    "numpy",
-    "numba",
-    "safetensors",
-    "cupy",
-    "cuda-core",
-    "numba-cuda",
-    "TA-Lib",
-    "matplotlib",
-)
 
 
 class DeviceError(ValueError):
@@ -80,23 +70,38 @@ def gpu_unusable():
     try:
         count = runtime.getDeviceCount()
     except runtime.CUDARuntimeError as error:
-        return f"the CUDA runtime finds no GPU ({error})"
+        return f"the CUDA runtime finds no GPU ({error}){_left_visible()}"
     if count == 0:
-        return "the CUDA runtime finds no GPU"
-    facts = runtime.getDeviceProperties(runtime.getDevice())
-    capability = facts["major"], facts["minor"]
-    if capability < OLDEST:
-        return (
-            f"{facts['name'].decode()} has compute capability {capability[0]}.{capability[1]}, "
-            f"and {OLDEST[0]}.{OLDEST[1]} is needed"
-        )
-    missing = [name for name in ("cuda-core", "numba-cuda") if _version(name) is None]
+        return f"the CUDA runtime finds no GPU{_left_visible()}"
+    old = too_old(runtime.getDeviceProperties(runtime.getDevice()))
+    if old:
+        return old
+    missing = [name for name in ("cuda-core", "numba-cuda") if installed(name) is None]
     if missing:
         return (
             f"kernels cannot be compiled without {' and '.join(missing)}; "
             "install lowgpu[cuda12] or lowgpu[cuda13]"
         )
     return None
+
+
+def too_old(facts):
+    """Why kernels cannot run on a GPU with these properties; None where they can."""
+    capability = facts["major"], facts["minor"]
+    if capability >= OLDEST:
+        return None
+    return (
+        f"{facts['name'].decode()} has compute capability {capability[0]}.{capability[1]}, "
+        f"and {OLDEST[0]}.{OLDEST[1]} is needed"
+    )
+
+
+def visible():
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def _left_visible():
+    return "" if visible() is None else f"; CUDA_VISIBLE_DEVICES is {visible()!r}"
 
 
 def _gpu(reason):
@@ -145,33 +150,7 @@ def _memory():
         return None, None
 
 
-def report():
-    """Everything `lowgpu info` prints: the machine, its driver, the libraries, and the choice."""
-    chosen = choose("auto")
-    return {
-        "used": asdict(chosen),
-        "gpu": "usable" if chosen.kind == "cuda" else f"not used: {chosen.reason}",
-        "driver": _driver(),
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "libraries": {name: _version(name) for name in LIBRARIES},
-    }
-
-
-def _driver():
-    """The newest CUDA version that the driver knows, "13.0"; None without a driver."""
-    try:
-        from cupy.cuda import runtime
-    except ImportError:
-        return None
-    try:
-        number = runtime.driverGetVersion()  # 0 without a driver
-    except runtime.CUDARuntimeError:
-        return None
-    return f"{number // 1000}.{number % 1000 // 10}" if number else None
-
-
-def _version(name):
+def installed(name):
     for distribution in (name, f"{name}-cuda13x", f"{name}-cuda12x"):
         try:
             return version(distribution)

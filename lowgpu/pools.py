@@ -1,17 +1,32 @@
 """Memory: every buffer is declared, counted, and cut from one allocation before the first step."""
 
 import warnings
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
 
+# What an allocation's failure is called by NumPy's and CuPy's MemoryError, the runtime, the driver.
+OUT_OF_MEMORY = "cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY"
 ALIGNMENT = 256  # bytes; what cudaMalloc gives, and more than any vector load needs
 SHARE = 0.9  # of free memory that a plan may take: kernels, graphs and the driver need some
 
 
 class MemoryPlanError(ValueError):
     """A plan that does not fit: one sentence with both numbers and what to shrink."""
+
+
+class OutOfMemory(MemoryPlanError):
+    """Memory that ran out although the plan fitted: one sentence, and the plan.
+
+    Attributes:
+        plan: the Plan of what was to be allocated.
+    """
+
+    def __init__(self, message, plan):
+        super().__init__(message)
+        self.plan = plan
 
 
 @dataclass(frozen=True)
@@ -52,29 +67,61 @@ class Plan:
         ]
         return "\n".join([*lines, f"{'total':24} {shown(self.nbytes):>10}"])
 
-    def check(self, free_nbytes, place):
+    def check(self, free_nbytes, place, beside_nbytes=0):
         """Refuse a plan that takes more than 90 % of what is free.
 
         Args:
             free_nbytes: free memory in bytes, or None where it is not known.
             place: the device's name, for the message.
+            beside_nbytes: what is taken beside the buffers.
 
         Raises:
             MemoryPlanError: with what is over and the setting whose buffers take the most.
         """
-        if free_nbytes is None or self.nbytes <= SHARE * free_nbytes:
+        needed = self.nbytes + beside_nbytes
+        if free_nbytes is None or needed <= SHARE * free_nbytes:
             return
+        beside = f" and {shown(beside_nbytes)} beside them" if beside_nbytes else ""
+        raise MemoryPlanError(
+            f"the buffers need {shown(self.nbytes)}{beside} and {shown(SHARE * free_nbytes)} may "
+            f"be used on {place} (90 % of what is free); {self.remedy()}"
+            f"{shown(needed - SHARE * free_nbytes)} are over budget"
+        )
+
+    def remedy(self):
+        """The setting whose buffers take the most, as the start of a sentence; "" without one."""
         by_setting = {}
         for buffer in self.declared.values():
             if buffer.shrink:
                 by_setting[buffer.shrink] = by_setting.get(buffer.shrink, 0) + buffer.nbytes
+        if not by_setting:
+            return ""
         largest = max(by_setting, key=by_setting.get)
-        raise MemoryPlanError(
-            f"the buffers need {shown(self.nbytes)} and {shown(SHARE * free_nbytes)} may be used "
-            f"on {place} (90 % of what is free); give {largest}: "
-            f"{shown(by_setting[largest])} depend on it, "
-            f"{shown(self.nbytes - SHARE * free_nbytes)} are over budget"
-        )
+        return f"give {largest}: {shown(by_setting[largest])} depend on it, "
+
+
+@contextmanager
+def one_error(plan, place):
+    """Within this context memory that runs out, whoever asks for it, is an OutOfMemory.
+
+    Args:
+        plan: the Plan of what is allocated within.
+        place: the device's name, for the message.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, OutOfMemory) or not _is_out_of_memory(error):
+            raise
+        raise OutOfMemory(
+            f"memory ran out on {place} beside {shown(plan.nbytes)} of buffers; {plan.remedy()}"
+            f"or end what else uses it ({error})",
+            plan,
+        ) from None
+
+
+def _is_out_of_memory(error):
+    return isinstance(error, MemoryError) or any(name in str(error) for name in OUT_OF_MEMORY)
 
 
 def shown(nbytes):
@@ -95,9 +142,13 @@ def allocate(plan, kind):
 
     Returns:
         A namespace with an array for each declared name, and `slab`, the memory they lie in.
+
+    Raises:
+        OutOfMemory: the memory is not to be had in one piece.
     """
     make = _on_gpu if kind == "cuda" else _on_cpu
-    return SimpleNamespace(**make(plan))
+    with one_error(plan, "the GPU" if kind == "cuda" else "the CPU"):
+        return SimpleNamespace(**make(plan))
 
 
 def _on_cpu(plan):
@@ -115,13 +166,7 @@ def _on_gpu(plan):
     import cupy
 
     # Straight from cudaMalloc: CuPy's pool would round up and keep what it once had.
-    try:
-        memory = cupy.cuda.MemoryPointer(cupy.cuda.Memory(max(plan.nbytes, 1)), 0)
-    except (cupy.cuda.runtime.CUDARuntimeError, MemoryError) as error:
-        raise MemoryPlanError(
-            f"the GPU refused {shown(plan.nbytes)} in one piece ({error}); give fewer ppo.envs or "
-            "end what else uses it"
-        ) from None
+    memory = cupy.cuda.MemoryPointer(cupy.cuda.Memory(max(plan.nbytes, 1)), 0)
     memory.memset(0, plan.nbytes)
     slab = cupy.ndarray((plan.nbytes,), np.uint8, memptr=memory)
     arrays = {
