@@ -146,6 +146,8 @@ template <int L>
 __device__ inline void backward_from(const Tile& tile, const float* __restrict__ parameters,
                                      Real* gradient) {
     constexpr Layer layer = LAYERS[L];
+    // Lanes that the compiler sees apart here would shuffle by a call.
+    __syncwarp();
     weight_gradient<L>(tile, gradient);
     if constexpr (layer.depth > 0) {
         constexpr int BEFORE = output_stride(L - 1);

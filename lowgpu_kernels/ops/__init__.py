@@ -1,6 +1,8 @@
 """Every op, by name. Adding an op is adding its file and its line here."""
 
 from lowgpu_kernels.ops.advantage.gae import gae
+from lowgpu_kernels.ops.dqn.dqn_update import dqn_update
+from lowgpu_kernels.ops.dqn.experience import experience
 from lowgpu_kernels.ops.int8.gemm import int8_gemm, int8_gemm_requantized, int8_gemm_scaled
 from lowgpu_kernels.ops.loss.huber import huber
 from lowgpu_kernels.ops.mlp.mlp_backward import mlp_backward
@@ -30,8 +32,10 @@ __all__ = [
     "act",
     "adam",
     "categorical",
+    "dqn_update",
     "env_step",
     "episode_statistics",
+    "experience",
     "gae",
     "huber",
     "int8_gemm",
