@@ -4,6 +4,7 @@ Training runs in a process of its own for a while and NVML is asked ten times a 
 that what measures takes nothing from what is measured. Counting begins once iterations finish.
 """
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -81,9 +82,11 @@ def watch(arguments, seconds, monitor):
             with monitor:
                 if monitor.reason:
                     raise RuntimeError(f"the GPU cannot be watched: {monitor.reason}")
-                time.sleep(seconds)
-            if program.poll() is not None:
-                raise RuntimeError(f"lowgpu train ended with {program.returncode} while watched")
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    program.wait(seconds)
+                    raise RuntimeError(
+                        f"lowgpu train ended with {program.returncode} while watched"
+                    )
         finally:
             if program.poll() is None:
                 program.send_signal(signal.SIGINT)
