@@ -101,7 +101,7 @@ def kernels_written():
     names = set()
     for path in (lg_compile.HERE / "ops").rglob("*.cu"):
         text = re.sub(r"__launch_bounds__\([^)]*\)", "", path.read_text())
-        names |= set(re.findall(r"__global__\s+void\s+(\w+)\(", text))
+        names |= set(re.findall(r"__global__\s+void\s+(?:__\w+__\([^)]*\)\s+)*(\w+)\(", text))
     for module in pkgutil.walk_packages(ops.__path__, f"{ops.__name__}."):
         members = vars(importlib.import_module(module.name)).values()
         names |= {m.__name__ for m in members if isinstance(m, launch.Launchable)}

@@ -22,6 +22,7 @@ from tests.harness import arrays_for, dims_of, kinds_of_real, params_for, poison
 # Part of a warp and a little more than one, in turn, so that no two neighbouring dimensions agree.
 ODD = (33, 31)
 SEVERAL_TILES = 129
+WHOLE_TILES = 128  # what the copy engine asks for: rows of whole 16 bytes
 # Several blocks, and two splits of a batch of networks, yet short under racecheck.
 LONG, SHORT = 1031, 3
 CANARY_THREADS = 64
@@ -70,10 +71,11 @@ def free_dims_of(op, params):
 
 
 def free_sizes_of(dims):
-    """Sizes that a call may choose: all odd, then each dimension long for once."""
+    """Sizes that a call may choose: odd ones, whole tiles, then each dimension long for once."""
     yield dict.fromkeys(dims, 1)
     yield {dim: ODD[place % 2] for place, dim in enumerate(dims)}
     yield dict.fromkeys(dims, SEVERAL_TILES)
+    yield dict.fromkeys(dims, WHOLE_TILES)
     for long in dims:
         yield dict.fromkeys(dims, SHORT) | {long: LONG}
 
