@@ -273,6 +273,12 @@ def test_training_imports_only_what_it_needs():
     assert not loaded & heavy
 
 
+def test_training_imports_without_what_only_the_gpu_extra_has():
+    absent = "ml_dtypes", "cupy", "cuda", "pynvml", "nvtx", "numba.cuda"
+    code = f"import sys; sys.modules.update(dict.fromkeys({absent})); import lowgpu.runs, lowgpu.policy"
+    assert "lowgpu.policy" in modules_after(code)
+
+
 BUILD = """
 import sys, threading
 from tests.test_startup import build, launches, make, statistics_launches

@@ -3,7 +3,6 @@
 import functools
 
 import numpy as np
-from ml_dtypes import bfloat16
 
 from lowgpu_kernels import launch
 from lowgpu_kernels.compile import cuda_c
@@ -67,7 +66,7 @@ def pack_network(
     weights, biases = [], []
     for layer, weight, bias in network.views(parameters):
         rows, count = round_up(layer.fan_out, 16), blocks(layer.fan_in, COLUMNS)
-        padded = np.zeros((rows, count * COLUMNS), bfloat16)
+        padded = np.zeros((rows, count * COLUMNS), "bfloat16")
         padded[: layer.fan_out, : layer.fan_in] = weight
         if layer.source < 0:
             of_32 = padded.reshape(rows, -1, 4, 2, 2, 2)
