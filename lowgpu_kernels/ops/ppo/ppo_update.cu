@@ -4,12 +4,11 @@
 // of the first LG_ROWS owns a row: it gathers the row's state and transition and works out its loss;
 // all threads together run the network up and down as update_tile.cuh describes. A tile leaves its own
 // vector of gradients and its own sums of statistics.
-// ppo_update_sum: a warp has 32 neighbouring 16-byte pieces of the gradient and every SLICES-th tile;
-// the block's warps add up in order. The last block adds up the statistics instead.
-#include "block.cuh"
+// ppo_update_sum: adds them up (update_sum.cuh); the last block adds up the statistics instead.
 #include "observe_tile.cuh"
 #include "ppo_terms.cuh"
 #include "update_gradient.cuh"
+#include "update_sum.cuh"
 
 constexpr int ACTIONS = LG_ACTIONS, TALLY = 8;
 static_assert(Tile::NBYTES == LG_TILE_NBYTES, "update_tile.py counts the same shared memory");
@@ -76,17 +75,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, LG_BLOCKS_A_SM)
     }
 }
 
-constexpr int SUM_THREADS = LG_SUM_THREADS, SLICES = SUM_THREADS / 32;
-constexpr int AHEAD = LG_AHEAD;
-
-union Piece {
-    uint4 bits;
-    Real of[PIECE];
-};
-
-__device__ inline float to_float(float x) { return x; }
-__device__ inline float to_float(Bf16 x) { return __uint_as_float(unsigned(x.bits) << 16); }
-
 // One block: the sums of all tiles' statistics, a warp each, and the means they give.
 __device__ inline void finish_statistics(const float* __restrict__ tallies, int tiles, int batch,
                                          float value_weight, float entropy_weight, float* totals,
@@ -116,53 +104,13 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS)
                    float entropy_weight, float* __restrict__ gradient, float* __restrict__ squares,
                    int* __restrict__ done, float* __restrict__ statistics) {
     extern __shared__ uint4 memory[];
-    __shared__ float sums[SLICES][32 * PIECE];
     __shared__ float scratch[SLICES];
     static_assert(SLICES >= LOSS_SUMS, "a warp a statistic");
-    static_assert(32 * PIECE <= SUM_THREADS, "a thread an element");
-    static_assert(LG_PARAMETERS % PIECE == 0, "whole pieces");
     if (blockIdx.x == gridDim.x - 1) {
         // The step is copied here, because the next launch both reads and advances it.
         if (threadIdx.x == 0) *done = *step;
         finish_statistics(tallies, tiles, batch, value_weight, entropy_weight, scratch, statistics);
         return;
     }
-    const int lane = threadIdx.x % 32, slice = threadIdx.x / 32;
-    const int base = blockIdx.x * 32 * PIECE;
-    const int piece = base + lane * PIECE;
-    float of[PIECE] = {};
-    // Through shared memory, because a compiler short of registers waits for one load after another.
-    uint4* const mine = memory + threadIdx.x;
-    for (int first = slice; first < tiles; first += SLICES * AHEAD) {
-#pragma unroll
-        for (int i = 0; i < AHEAD; ++i) {
-            const int at = first + i * SLICES;
-            const bool valid = at < tiles && piece < LG_PARAMETERS;  // zeros otherwise: they add nothing
-            start_copy_16(mine + i * SUM_THREADS,
-                          valid ? partials + (long long)at * LG_PARAMETERS + piece : partials, valid);
-        }
-        end_copy_group();
-        wait_for_copies_but<0>();  // a thread reads what it copied itself
-#pragma unroll
-        for (int i = 0; i < AHEAD; ++i) {
-            Piece got;
-            got.bits = mine[i * SUM_THREADS];
-#pragma unroll
-            for (int j = 0; j < PIECE; ++j) of[j] += to_float(got.of[j]);
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < PIECE; i += 4)
-        *reinterpret_cast<float4*>(&sums[slice][lane * PIECE + i]) =
-            make_float4(of[i], of[i + 1], of[i + 2], of[i + 3]);
-    __syncthreads();
-    const int element = base + threadIdx.x;
-    float total = 0.f;
-    if (threadIdx.x < 32 * PIECE && element < LG_PARAMETERS) {
-#pragma unroll
-        for (int s = 0; s < SLICES; ++s) total += sums[s][threadIdx.x];
-        gradient[element] = total;
-    }
-    const float square = block_sum(total * total, scratch);
-    if (threadIdx.x == 0) squares[blockIdx.x] = square;
+    sum_tiles(partials, tiles, memory, gradient, squares);
 }
