@@ -175,7 +175,8 @@ __device__ inline void product(const Tile& tile, const float* __restrict__ param
         // Resident weights have zeros behind them, so every step is a whole one.
         constexpr int SUMMED = RESIDENT ? round_up(M::SUMMED, Fragment::STEP) : M::SUMMED;
         constexpr int WHOLE = SUMMED / Fragment::STEP * Fragment::STEP;
-        constexpr int UNROLL = LG_FLOAT32 ? 1 : 4;
+        // From L2 a fourth step in flight takes more than the 128 registers of two blocks an SM.
+        constexpr int UNROLL = LG_FLOAT32 ? 1 : RESIDENT ? 4 : 3;
         typename Fragment::Weights w[S::A_PASS];
 #pragma unroll UNROLL
         for (int k = 0; k < WHOLE; k += Fragment::STEP) {
