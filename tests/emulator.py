@@ -2,6 +2,8 @@
 
 import ctypes
 import functools
+import hashlib
+import os
 import re
 import subprocess
 import tempfile
@@ -16,13 +18,15 @@ from lowgpu_kernels import launch
 from lowgpu_kernels.compile import _C_NAMES, HERE, INCLUDE, _numba_type
 from lowgpu_kernels.tensor_map import TensorMap
 
+TESTS = Path(__file__).parent
+BUILT = TESTS.parent / "build" / "emulated"
 EMULATED = {
     *("bf16.cuh", "async_copy.cuh", "mma.cuh", "host.cuh", "named_barrier.cuh"),
     *("warpgroup.cuh", "act_product.cuh", "bulk_copy.cuh", "memory_order.cuh"),
     *("cluster.cuh", "tensor_copy.cuh", "narrow_copy.cuh", "int8_product.cuh"),
 }
 FLAGS = (
-    *("-std=c++17", "-O1", "-shared", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing"),
+    *("-std=c++17", "-Og", "-shared", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing"),
     *("-fsanitize=alignment,shift", "-fsanitize-undefined-trap-on-error", "-Wno-unknown-pragmas"),
 )
 
@@ -41,7 +45,12 @@ def emulating(on, backwards=False):
             return
         held = [_value(a) for a in args]
         pointers = (ctypes.c_void_p * len(held))(*(ctypes.addressof(a) for a in held))
-        entry = getattr(_library(kernel), f"emulate_{kernel.entry}")
+        library = _library(kernel)
+        # Before every launch: kernels that link other functions of the same names share a library.
+        for linked in kernel.linked:
+            address = ctypes.c_void_p(_compiled(linked).address)
+            getattr(library, f"bind_{linked.name}")(address)
+        entry = getattr(library, f"emulate_{kernel.entry}")
         # Blocks of a cluster reach each other; here all run together.
         together = cooperative or dict(kernel.macros).get("LG_CLUSTER", 1) > 1
         modes = int(backwards), int(together)
@@ -91,20 +100,27 @@ def _library(kernel):
         for e in entries
     )
     links = "".join(map(_link, kernel.linked))
-    text = '#include "emulator.h"\n' + links + source + calls
-    with tempfile.TemporaryDirectory() as folder:
-        library = Path(folder) / "kernel.so"
-        macros = [f"-D{name}={value}" for name, value in kernel.macros]
+    macros = tuple(f"-D{name}={value}" for name, value in kernel.macros)
+    return ctypes.CDLL(_built('#include "emulator.h"\n' + links + source + calls, macros))
+
+
+def _built(text, macros):
+    """The path of a library, made once for all processes that test: they would compile most twice."""
+    made_of = text, macros, FLAGS, *(path.read_text() for path in sorted(TESTS.glob("*.h")))
+    library = BUILT / f"{hashlib.sha256(repr(made_of).encode()).hexdigest()}.so"
+    if library.exists():
+        return library
+    BUILT.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=BUILT) as folder:
+        part = Path(folder) / "kernel.so"
         done = subprocess.run(
-            ["g++", *FLAGS, *macros, "-x", "c++", "-", f"-I{Path(__file__).parent}", "-o", library],
+            ["g++", *FLAGS, *macros, "-x", "c++", "-", f"-I{TESTS}", "-o", part],
             input=text.encode(),
             capture_output=True,
         )
         assert done.returncode == 0, done.stderr.decode()
-        loaded = ctypes.CDLL(str(library))
-    for linked in kernel.linked:
-        getattr(loaded, f"bind_{linked.name}")(ctypes.c_void_p(_compiled(linked).address))
-    return loaded
+        os.replace(part, library)
+    return library
 
 
 def _link(linked):
