@@ -67,6 +67,17 @@ class Plan:
         ]
         return "\n".join([*lines, f"{'total':24} {shown(self.nbytes):>10}"])
 
+    def views(self, memory):
+        """Arrays by name in memory that somebody else owns.
+
+        Args:
+            memory: uint8 array on the host, of at least `nbytes`.
+        """
+        return {
+            name: np.ndarray(b.shape, b.dtype, buffer=memory.data, offset=self.offsets[name])
+            for name, b in self.declared.items()
+        }
+
     def check(self, free_nbytes, place, beside_nbytes=0):
         """Refuse a plan that takes more than 90 % of what is free.
 
@@ -155,11 +166,7 @@ def _on_cpu(plan):
     slab = np.zeros(plan.nbytes + ALIGNMENT, np.uint8)
     start = -slab.ctypes.data % ALIGNMENT
     slab = slab[start : start + plan.nbytes]
-    arrays = {
-        name: np.ndarray(b.shape, b.dtype, buffer=slab.data, offset=plan.offsets[name])
-        for name, b in plan.declared.items()
-    }
-    return {"slab": slab, **arrays}
+    return {"slab": slab, **plan.views(slab)}
 
 
 def _on_gpu(plan):
@@ -186,18 +193,24 @@ def staging(shape, dtype, kind):
         shape, dtype: of the array.
         kind: "cuda"; for "cpu" it is ordinary memory.
     """
-    count = int(np.prod(shape, dtype=np.int64))
-    if kind == "cuda" and count:
-        import cupy
+    array = page_locked(shape, dtype) if kind == "cuda" else None
+    return np.zeros(shape, dtype) if array is None else array
 
-        try:
-            memory = cupy.cuda.alloc_pinned_memory(count * np.dtype(dtype).itemsize)
-        except (cupy.cuda.runtime.CUDARuntimeError, MemoryError) as error:
-            warnings.warn(
-                f"no page-locked memory ({error}): copies to the CPU are slower", stacklevel=2
-            )
-        else:
-            array = np.frombuffer(memory, dtype, count).reshape(shape)
-            array[...] = 0
-            return array
-    return np.zeros(shape, dtype)
+
+def page_locked(shape, dtype):
+    """A zeroed NumPy array in page-locked memory; None where there is none, with a warning."""
+    import cupy
+
+    count = int(np.prod(shape, dtype=np.int64))
+    if not count:
+        return None
+    try:
+        memory = cupy.cuda.alloc_pinned_memory(count * np.dtype(dtype).itemsize)
+    except (cupy.cuda.runtime.CUDARuntimeError, MemoryError) as error:
+        warnings.warn(
+            f"no page-locked memory ({error}): copies to and from the GPU are slower", stacklevel=3
+        )
+        return None
+    array = np.frombuffer(memory, dtype, count).reshape(shape)
+    array[...] = 0
+    return array

@@ -132,6 +132,115 @@ class GpuQueue:
         self.stream.synchronize()
 
 
+class CpuCopies:
+    """Copies from a host's arrays into a device's, in order: on a CPU done when they are asked for.
+
+    A mark is a place in the order of a stream's work; a stream can be told to wait for it.
+    """
+
+    kind = "cpu"
+    late = False  # whether a copy may still read its source when copy_in returns
+
+    def here(self):
+        """The context that a thread of one's own works in."""
+        return contextlib.nullcontext()
+
+    def settle(self):
+        """Wait for what was given to the default stream: memory is zeroed there."""
+
+    def copy_in(self, source, target, stream=None):
+        """Copy a contiguous host array into a device's array of its shape and element type.
+
+        Args:
+            stream: address of the stream that does it; None for the one that copies.
+        """
+        target[...] = source
+
+    def poison(self, target):
+        """Set every bit of a device's array: floats are NaN then, integers -1 or the largest."""
+        target.reshape(-1).view("u1")[...] = 0xFF
+
+    def mark(self, stream=None):
+        """A mark after everything that the stream was given so far."""
+
+    def after(self, mark, stream=None):
+        """Let the stream wait for a mark before it does what it is given later."""
+
+    def passed(self, mark):
+        """Whether everything before a mark has been done."""
+        return True
+
+    def wait(self, mark):
+        """Return when everything before a mark has been done."""
+
+    def drain(self):
+        """Return when every copy has been done."""
+
+
+class GpuCopies:
+    """A CUDA stream of copies beside the streams that compute. The same methods as CpuCopies.
+
+    Targets are Buffers of the device that was current when it was made.
+    """
+
+    kind, late = "cuda", True
+
+    def __init__(self):
+        import cupy
+
+        self._cupy, self._number = cupy, cupy.cuda.Device().id
+        self.stream = cupy.cuda.Stream(non_blocking=True)
+
+    def here(self):
+        # A new thread works on device 0 until it is told otherwise.
+        return self._cupy.cuda.Device(self._number)
+
+    def settle(self):
+        self._cupy.cuda.get_current_stream(self._number).synchronize()
+
+    def copy_in(self, source, target, stream=None):
+        runtime = self._cupy.cuda.runtime
+        runtime.memcpyAsync(
+            target.address,
+            source.ctypes.data,
+            source.nbytes,
+            runtime.memcpyHostToDevice,
+            self._address(stream),
+        )
+
+    def poison(self, target):
+        self._cupy.cuda.runtime.memsetAsync(
+            target.address, 0xFF, target.nbytes, self._address(None)
+        )
+
+    def mark(self, stream=None):
+        with self.here():
+            # A thread that waits for it sleeps, and leaves the core to the one that trains.
+            event = self._cupy.cuda.Event(block=True, disable_timing=True)
+            self._cupy.cuda.runtime.eventRecord(event.ptr, self._address(stream))
+        return event
+
+    def after(self, mark, stream=None):
+        self._cupy.cuda.runtime.streamWaitEvent(self._address(stream), mark.ptr)
+
+    def passed(self, mark):
+        return mark.done
+
+    def wait(self, mark):
+        mark.synchronize()
+
+    def drain(self):
+        self.stream.synchronize()
+
+    def _address(self, stream):
+        return self.stream.ptr if stream is None else stream
+
+
+def copies_of(kind):
+    """The copies to a device, "cpu" or "cuda"."""
+    return GpuCopies() if kind == "cuda" else CpuCopies()
+
+
 def queue_of(kind):
     """The queue of a device, "cpu" or "cuda"."""
     return GpuQueue() if kind == "cuda" else CpuQueue()
