@@ -11,7 +11,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from bench import inference, peers, replay
+from bench import dqn, inference, peers, replay
 from bench.peers import workload
 from bench.timing import Row, device_facts, interleaved, report, save
 
@@ -54,7 +54,8 @@ class Comparison:
         ours = samples.pop("ours")
         fastest = min(samples, key=lambda n: samples[n].median) if samples else None
         others = ", ".join(f"{n} {samples[n].median * 1e6:.4g} µs" for n in samples if n != fastest)
-        note = f"peer: {fastest}" + (f"; also {others}" if others else "")
+        note = f"peer: {fastest}" if samples else "no peer"
+        note += f"; also {others}" if others else ""
         return Row(
             self.what,
             ours,
@@ -71,7 +72,6 @@ class Comparison:
 def trainer(envs, steps, minibatch, rows=1_000_000):
     """Our PPO on the peers' workload: the same table, env, network and settings."""
     from lowgpu.config import PPOConfig
-    from lowgpu.envs import make
     from lowgpu.ppo import PPO
 
     settings = workload.PPO
@@ -96,19 +96,8 @@ def trainer(envs, steps, minibatch, rows=1_000_000):
         shared=True,
         precision="bfloat16",
     )
-    env = make(
-        "market",
-        cost=workload.COST,
-        reward_scale=workload.REWARD_SCALE,
-        episode=workload.EPISODE,
-        episode_terminates=True,
-    )
-    features, price = workload.table(rows)
-    table = np.zeros((rows, env.width), np.float32)
-    table[:, : features.shape[1]] = features
-    last = np.zeros(rows, np.float32)
-    last[-1] = 1
-    return PPO(config, env, table, np.stack([price, last]), kind="cuda")
+    env, table, series = dqn.market(rows)
+    return PPO(config, env, table, series, kind="cuda")
 
 
 def ppo(envs, steps, minibatch, bar, floor=None, variants=("original", "lean, fast random")):
@@ -293,6 +282,7 @@ COMPARISONS = {
 }
 COMPARISONS |= inference.comparisons(Comparison, graph_of)
 COMPARISONS |= replay.comparisons(Comparison, graph_of)
+COMPARISONS |= dqn.comparisons(Comparison, graph_of)
 
 
 def main(

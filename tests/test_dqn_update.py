@@ -1,41 +1,54 @@
 """The DQN update: the kernels emulated against the spec, and what the whole promises."""
 
 from dataclasses import replace
+from itertools import pairwise
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from lowgpu.envs import make
-from lowgpu.envs.check_code import CALL, FLOAT64
 from lowgpu_kernels import adam, dqn_update, launch, mlp_backward, mlp_forward, observe
-from lowgpu_kernels.compile import disassemble
 from lowgpu_kernels.dims import B, M, R
-from lowgpu_kernels.ops.dqn.dqn_launch import update_kernels
+from lowgpu_kernels.ops.dqn.dqn_launch import dqn_grid, grid_kernel, update_kernels
 from lowgpu_kernels.ops.dqn.dqn_update import STATISTICS
 from lowgpu_kernels.ops.dqn.dqn_verify import ADAM, assert_first_update
 from lowgpu_kernels.ops.mlp.network import Network
-from lowgpu_kernels.ops.ppo.update_launch import part
-from lowgpu_kernels.ops.ppo.update_tile import THREADS, update_tile
+from lowgpu_kernels.ops.ppo.update_tile import update_tile
 from lowgpu_kernels.ops.rollout.example import DRIFT, WALK
+from tests import harness
 from tests.emulator import emulating
 from tests.harness import arrays_for, run_launcher, run_numpy
+from tests.updates import assert_same_bits, assert_tiles_fit, assert_whole_fits, lone_updates
 
-# So that small batches get full tiles, in rounds.
-FEW_SMS = replace(launch.KNOWN["H100"], sms=1)
+# So that small batches get full tiles, in rounds; without warpgroups' products.
+FEW_SMS = replace(launch.KNOWN["H100"], sms=1, capability=(8, 0))
+# With them: DUEL in bfloat16 is one launch.
+GROUPS = replace(launch.KNOWN["H100"], sms=9)
 NO_ROOM = replace(FEW_SMS, shared_per_block=24 * 1024, shared_per_sm=50 * 1024)
 DUEL = Network(8, ((16, 2), (16, 1)), "tanh")
 EMULATED = (
-    (WALK, Network(24, ((256, 128, 64, 3),)), 70, FEW_SMS, True),
+    (WALK, Network(24, ((136, 72, 3),)), 70, FEW_SMS, True),
     (WALK, Network(24, ((32, 16, 3),)), 129, FEW_SMS, False),
     (WALK, Network(24, ((40, 24, 4),), "tanh"), 1, FEW_SMS, True),
     (WALK, Network(24, ((72, 40, 3),)), 33, NO_ROOM, True),
     (DRIFT, DUEL, 257, FEW_SMS, True),
     (DRIFT, Network(8, ((2,),)), 127, FEW_SMS, False),
 )
+GROUPED = (  # sms: enough blocks for a thread to own little of the gradient; then whether double
+    (WALK, Network(24, ((136, 72, 3),)), 70, 2, 28, True),
+    (WALK, Network(24, ((32, 16, 3),)), 513, 3, 7, False),
+    (WALK, Network(24, ((40, 24, 4),), "tanh"), 1, 2, 7, True),
+    (DRIFT, DUEL, 129, 2, 9, True),
+    (DRIFT, Network(8, ((56, 24, 2), (1,))), 64, 1, 9, False),
+    (DRIFT, Network(8, ((2,),)), 127, 3, 3, True),
+)
 ROWS = (
     *("state_floats", "state_ints", "action", "reward", "discount"),
     *("next_floats", "next_ints", "weight"),
 )
+
+RESULTS = "error", "statistics", "norm"
 
 each_precision = pytest.mark.parametrize("precision", ("float32", "bfloat16"))
 
@@ -61,11 +74,6 @@ def emulated(inputs, params, sizes, on=FEW_SMS, backwards=False):
         return run_launcher(dqn_update, inputs, params, sizes)
 
 
-def assert_same_bits(one, other, what):
-    for name in one:
-        assert one[name].tobytes() == other[name].tobytes(), f"{name}: {what}"
-
-
 @pytest.mark.parametrize("env, network, batch, on, double", EMULATED, ids=named)
 @each_precision
 def test_the_kernels_agree_with_the_spec_in_either_order_of_threads(
@@ -89,6 +97,38 @@ def test_the_emulated_calls_take_tiles_of_every_size_in_one_and_in_several_round
     assert 1 in rounds and max(rounds) > 2
 
 
+@pytest.mark.parametrize("env, network, batch, updates, sms, double", GROUPED, ids=named)
+def test_updates_in_one_launch_are_lone_updates_one_after_another_and_the_specs(
+    env, network, batch, updates, sms, double
+):
+    on = replace(launch.KNOWN["H100"], sms=sms)
+    assert dqn_grid(env, network, "bfloat16", on) is not None
+    moves = {"tau": 1.0, "target_every": 2} if updates == 3 else {"tau": 0.01}
+    call = drawn(env, network, batch, "bfloat16", updates, double=double, **moves)
+    inputs, params, _ = call
+    if not double:
+        inputs["weight"] = None
+    whole, other = (emulated(*call, on, backwards) for backwards in (False, True))
+    assert_same_bits(whole, other, "who goes first?")
+    dqn_update.verify(whole, inputs, params, None)
+    lone_updates(dqn_update, lambda *c: emulated(*c, on), whole, call, ROWS, RESULTS)
+
+
+def test_what_lay_in_the_working_memory_of_one_launch_does_not_show():
+    env, network, batch, updates, sms, double = GROUPED[2]
+    on = replace(launch.KNOWN["H100"], sms=sms)
+    call = drawn(env, network, batch, "bfloat16", updates, double=double)
+    clean = emulated(*call, on)
+    with mock.patch.object(harness, "_scratch", nans):
+        assert_same_bits(clean, emulated(*call, on), "NaN in whatever it is read as")
+
+
+def nans(shape, dtype):
+    made = np.empty(shape, dtype)
+    made.view(np.uint8)[...] = 0xFF
+    return made
+
+
 @each_precision
 @pytest.mark.parametrize("run", (emulated, lambda *call: run_numpy(dqn_update, *call)))
 @pytest.mark.parametrize("tau, target_every", ((0.005, 1), (1.0, 3)))
@@ -96,18 +136,10 @@ def test_updates_of_one_call_are_lone_updates_one_after_another(precision, run, 
     given = {"tau": tau, "target_every": target_every}
     inputs, params, sizes = drawn(DRIFT, DUEL, 65, precision, updates=4, **given)
     inputs["step"][0] = 1
-    whole = run(inputs, params, sizes)
-    lone, sizes, moved = dict(inputs), {**sizes, M: 1}, []
-    for k in range(4):
-        lone |= {n: part(inputs[n], k) for n in ROWS}
-        got = run(lone, params, sizes)
-        dqn_update.verify(got, lone, params, None)
-        moved.append(bool((got["target"] != lone["target"]).any()))
-        lone |= {n: got[n] for n in dqn_update.changes}
-        for name in ("error", "statistics", "norm"):
-            assert got[name].tobytes() == whole[name][k : k + 1].tobytes(), name
-    for name in (*dqn_update.changes, "gradient"):
-        assert got[name].tobytes() == whole[name].tobytes(), name
+    call = inputs, params, sizes
+    made = lone_updates(dqn_update, run, run(*call), call, ROWS, RESULTS)
+    targets = [inputs["target"], *(got["target"] for got in made)]
+    moved = [bool((new != old).any()) for old, new in pairwise(targets)]
     # Case C4: steps 2, 3, 4 and 5, whatever call they are part of.
     assert moved == ([True] * 4 if target_every == 1 else [False, True, False, False])
 
@@ -146,6 +178,15 @@ def test_nothing_counts_for_a_state_that_follows_a_termination(run):
     got = run(inputs, params, sizes)
     np.testing.assert_array_equal(got["statistics"][0, 2:], [0.5, 0])
     assert np.isfinite(got["norm"]).all()
+
+
+def test_nothing_counts_for_such_a_state_in_one_launch():
+    inputs, params, sizes = drawn(DRIFT, DUEL, 65, "bfloat16", updates=2)
+    inputs["discount"][:] = 0
+    inputs["target"][0] = np.inf
+    got = emulated(inputs, params, sizes, GROUPS)
+    np.testing.assert_allclose(got["statistics"][:, 2], inputs["reward"].mean(1), atol=1e-6)
+    assert np.isfinite(got["norm"]).all() and np.isfinite(got["error"]).all()
 
 
 @each_precision
@@ -199,7 +240,7 @@ def test_one_row_gone_wrong_is_more_than_rounding_may_explain(precision, wrong):
 @each_precision
 def test_an_empty_minibatch_is_a_zero_gradient_and_counts_as_a_step(precision):
     call = drawn(DRIFT, DUEL, 0, precision)
-    for got in (emulated(*call), run_numpy(dqn_update, *call)):
+    for got in (emulated(*call), emulated(*call, GROUPS), run_numpy(dqn_update, *call)):
         assert not got["gradient"].any() and not got["statistics"].any()
         assert got["norm"] == 0 and got["step"] == call[0]["step"] + 1
 
@@ -210,7 +251,8 @@ def test_a_row_that_is_not_finite_is_counted_and_changes_nothing(delta, reward):
     inputs, params, sizes = drawn(DRIFT, DUEL, 65, "bfloat16", delta=delta)
     inputs["reward"][0, 64] = reward
     with np.errstate(invalid="ignore"):
-        results = emulated(inputs, params, sizes), run_numpy(dqn_update, inputs, params, sizes)
+        results = [emulated(inputs, params, sizes, on) for on in (FEW_SMS, GROUPS)]
+        results.append(run_numpy(dqn_update, inputs, params, sizes))
     for got in results:
         assert got["statistics"][0, STATISTICS.index("non_finite_rows")] == 1
         assert not np.isfinite(got["norm"][0])
@@ -233,14 +275,24 @@ def test_the_markets_kernels_keep_to_registers_and_use_tensor_cores(precision, p
     env = make("market")
     network = Network(env.width, ((256, 128, 64, env.actions),))
     tile = update_tile(network, batch, precision, on)
-    for kernel in update_kernels(env, network, tile, precision, True):
-        binary = kernel.binary(on.architecture)
-        resources = binary.kernel(kernel.entry)
-        assert resources.spill_stores + resources.spill_loads + resources.stack == 0
-    tiles = binary.kernel("dqn_update_tiles")
-    assert tiles.shared + tile.nbytes <= on.shared_per_block
-    held = launch.occupancy(tiles, THREADS, tile.nbytes, on).blocks_per_sm
-    assert held >= tile.blocks_a_sm
-    code = disassemble(binary)
-    assert not FLOAT64.search(code) and not CALL.search(code)
-    assert ("HMMA.16816.F32.BF16" in code) == (precision == "bfloat16")
+    kernels = update_kernels(env, network, tile, precision, True)
+    assert_tiles_fit(kernels, "dqn_update_tiles", tile, precision, on)
+
+
+@pytest.mark.parametrize("double", (True, False))
+def test_the_kernel_of_all_updates_keeps_to_registers_and_its_products_overlap(double):
+    on, env = launch.KNOWN["H200"], make("market")
+    # The wider head: advantages and a value.
+    network = Network(env.width, ((256, 128, 64, env.actions + double),))
+    whole = dqn_grid(env, network, "bfloat16", on)
+    assert_whole_fits(grid_kernel(env, network, whole, double), whole, on)
+
+
+def test_all_updates_are_one_launch_only_where_warpgroups_multiply_and_the_network_fits():
+    for name in ("market", "cartpole"):
+        env = make(name)
+        network, wide = (Network(env.width, ((*w, 3),)) for w in ((256, 128, 64), (512, 256)))
+        assert dqn_grid(env, network, "bfloat16", launch.KNOWN["H100"]).grid == 132
+        assert dqn_grid(env, network, "float32", launch.KNOWN["H100"]) is None
+        assert dqn_grid(env, network, "bfloat16", launch.KNOWN["A100"]) is None
+        assert dqn_grid(env, wide, "bfloat16", launch.KNOWN["H100"]) is None

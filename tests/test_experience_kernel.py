@@ -1,18 +1,13 @@
 """The kernel of experience, emulated: against the spec, in every shape, whatever multiplies and wherever
 the weights lie."""
 
-import importlib
-from dataclasses import replace
-from unittest import mock
+from functools import partial
 
 import numpy as np
 import pytest
 
 from lowgpu.envs import make
-from lowgpu.envs.check_code import CALL, FLOAT64
 from lowgpu_kernels import experience, launch
-from lowgpu_kernels.compile import disassemble
-from lowgpu_kernels.dims import E, R
 from lowgpu_kernels.ops.dqn.experience import epsilon_at, kernels_of, pairs
 from lowgpu_kernels.ops.mlp.network import Network
 from lowgpu_kernels.ops.rollout.example import DRIFT, WALK
@@ -22,13 +17,11 @@ from lowgpu_kernels.ops.rollout.rollout_tile import (
     streaming_tile,
     warpgroup_tiles,
 )
-from tests.emulator import emulating
-from tests.harness import EPS, arrays_for, run_launcher, run_numpy
+from tests import acting
+from tests.acting import H100, WARPGROUPS, WARPS, assert_same_bits, each_way, named
+from tests.harness import run_numpy
 
-H100 = launch.KNOWN["H100"]
-# One SM each, so that few environments fill a block, and more take several.
-WARPS, WARPGROUPS = (replace(launch.KNOWN[part], sms=1) for part in ("A100", "H100"))
-MARKET = make("market", episode=2), Network(56, ((256, 128, 64, 3),))
+MARKET = acting.MARKET, Network(56, ((256, 128, 64, 3),))
 PAIRS = [tuple(pair.values()) for pair in pairs()]
 NETWORKS = (
     *PAIRS,
@@ -37,52 +30,15 @@ NETWORKS = (
     (DRIFT, Network(8, ((2,),))),
 )
 
-# What multiplies: a device and a precision.
-each_way = pytest.mark.parametrize(
-    "on, precision",
-    ((WARPS, "float32"), (WARPS, "bfloat16"), (WARPGROUPS, "bfloat16")),
-    ids=("fused multiply-adds", "warps", "warpgroups"),
-)
+emulated, assert_right = (partial(f, experience) for f in (acting.emulated, acting.assert_right))
 
 
-def named(value):
-    if isinstance(value, Network):
-        return str(value).replace(" ", "")
-    return getattr(value, "name", None)
-
-
-def drawn(env, network, envs, steps, precision, **given):
-    """(inputs, params, sizes) of a call whose epsilon falls from 0.6 to 0.1 within its steps."""
-    params = {"env": env, "network": network, "steps": steps, "precision": precision, "seed": 3}
-    params |= {"epsilon_start": 0.6, "epsilon_end": 0.1, "epsilon_steps": 2}
-    params = experience.checked_params({**params, **given})
-    sizes = experience.sizes_of({E: envs, R: 40}, params)
-    rng = np.random.default_rng(envs)
-    inputs = arrays_for(experience, rng, sizes, params)
+def drawn(*call, **given):
+    """A call whose epsilon falls from 0.6 to 0.1 within its steps."""
+    falls = {"epsilon_start": 0.6, "epsilon_end": 0.1, "epsilon_steps": 2}
+    inputs, params, sizes = acting.drawn(experience, *call, **{**falls, **given})
     inputs["clock"][0] = 0
-    if env is MARKET[0]:
-        inputs["series"][0] = np.exp(rng.normal(size=40) / 50)
-        inputs["series"][1] = np.arange(40) % 8 == 7
-        inputs["ints"][:] = np.stack([rng.integers(7, size=envs), np.zeros(envs)], 1)
-        inputs["floats"][:] = 0, 1
     return inputs, params, sizes
-
-
-def emulated(inputs, params, sizes, on, backwards=False, tile=None):
-    """What the launcher gives, with the tile it chooses for the Device `on` or with another."""
-    module = importlib.import_module("lowgpu_kernels.ops.dqn.experience")
-    chosen = rollout_tile if tile is None else lambda *_: tile
-    with emulating(on, backwards), mock.patch.object(module, "rollout_tile", chosen):
-        return run_launcher(experience, inputs, params, sizes)
-
-
-def assert_same_bits(one, other, what):
-    for name in one:
-        assert one[name].tobytes() == other[name].tobytes(), f"{name}: {what}"
-
-
-def assert_right(got, inputs, params):
-    experience.verify(got, inputs, params, EPS[params["precision"]])
 
 
 @pytest.mark.parametrize("env, network", NETWORKS, ids=named)
@@ -91,9 +47,7 @@ def test_the_kernel_agrees_with_the_spec_in_either_order_of_threads(env, network
     assert (rollout_tile(network, 5, precision, on).groups > 0) == (on is WARPGROUPS)
     for envs in (1, 5, 65, 133) if (env, network) in PAIRS else (5, 133):
         call = drawn(env, network, envs, 6, precision)
-        one, other = (emulated(*call, on, backwards=b) for b in (False, True))
-        assert_same_bits(one, other, f"who goes first, of {envs} environments?")
-        assert_right(one, *call[:2])
+        one = acting.assert_either_order_is_right(experience, call, on)
         assert one["truncated"].any()
         assert one["terminated"].any() or env is not WALK or envs < 65
 
@@ -193,19 +147,7 @@ def test_a_wrong_weight_or_row_is_more_than_rounding_may_explain(on, precision):
 def test_the_kernels_keep_to_registers_and_use_tensor_cores(precision, part, name):
     on, env = launch.KNOWN[part], make(name)
     network = Network(env.width, ((256, 128, 64, env.actions),))
-    tiles = {rollout_tile(network, e, precision, on) for e in (4, 4096, 8192, 16384)}
-    if precision == "bfloat16":
-        tiles |= set(warpgroup_tiles(network, on))
-    for tile in tiles:
-        kernel = kernels_of(env, network, tile, precision)[0]
-        binary = kernel.binary(on.architecture)
-        resources = binary.kernel(kernel.entry)
-        assert resources.spill_stores + resources.spill_loads + resources.stack == 0
-        assert resources.shared + tile.nbytes <= on.shared_per_block
-        held = launch.occupancy(resources, tile.threads, tile.nbytes, on).blocks_per_sm
-        assert held >= tile.blocks_a_sm
-        code = disassemble(binary)
-        assert not FLOAT64.search(code) and not CALL.search(code)
-        multiplies = precision == "bfloat16"
-        assert ("HGMMA" in code) == (multiplies and part == "H100")
-        assert ("HMMA.16816.F32.BF16" in code) == (multiplies and part != "H100")
+    about = network, on, precision, env.table_columns > 0
+    acting.assert_kernels_fit_and_multiply(
+        lambda tile: kernels_of(env, network, tile, precision)[0], *about
+    )

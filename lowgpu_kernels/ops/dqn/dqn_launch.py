@@ -1,50 +1,54 @@
-"""The launches of dqn_update.py: three an update."""
+"""The launches of dqn_update.py: all updates at once on a grid that waits for itself, or three an update."""
 
 from lowgpu_kernels import launch
 from lowgpu_kernels.compile import cuda_c
 from lowgpu_kernels.device import i32
-from lowgpu_kernels.dims import REAL
-from lowgpu_kernels.launch import WARP
 from lowgpu_kernels.op import blocks
-from lowgpu_kernels.ops.mlp.tile import ITEMSIZE
 from lowgpu_kernels.ops.optim.adam import beta_terms
-from lowgpu_kernels.ops.ppo.update_launch import part
+from lowgpu_kernels.ops.ppo.grid_update import THREADS as GRID_THREADS
+from lowgpu_kernels.ops.ppo.grid_update import grid_update
+from lowgpu_kernels.ops.ppo.update_launch import (
+    AHEAD,
+    SUM_THREADS,
+    launch_sum,
+    part,
+    sum_grid,
+    work_shapes,
+)
+from lowgpu_kernels.ops.ppo.update_launch import WORK as UPDATE_WORK
 from lowgpu_kernels.ops.ppo.update_tile import THREADS, update_tile
 from lowgpu_kernels.ops.rollout.linked import env_links, env_macros, require, rows_of
 
-SUM_THREADS = 256  # eight warps share the tiles of 32 pieces of the gradient. Untuned.
 MOVE_THREADS = 256  # a thread an element: the parameters are few. Untuned.
 TALLY = 4  # floats that a tile leaves of its statistics
-PIECE_NBYTES = 16  # of a tile's gradient that a thread reads at once
-AHEAD = 16  # tiles a thread reads at once: all of its share where there are 128. Untuned.
 
 # Working memory and its element types, in the order that launches take it.
-WORK = {
-    "partials": REAL,
-    "tallies": "float32",
-    "squares": "float32",
-    "counter": "int32",
-    "held": "float32",
-}
+WORK = {**UPDATE_WORK, "held": "float32"}
 
 
-def sum_grid(parameters, precision):
-    """Blocks that sum the tiles' gradients."""
-    return blocks(parameters * ITEMSIZE[precision], WARP * PIECE_NBYTES)
+def dqn_grid(env, network, precision, on):
+    """The GridUpdate of dqn_update_grid.cu for the Device `on`, or None."""
+    # Of a row two states, in whose place the target's outputs were; the goal and the statistics; twice
+    # what else is known of it, and a table row.
+    states = 2 * (len(env.floats) + len(env.ints))
+    a_row = 4 * (max(states, network.outputs) + 1 + TALLY + 2 * (4 + 1))
+    # An element has its two places, the parameter, Adam's means and the target.
+    needs = {"inputs": 3, "a_row": a_row, "an_element": 24, "sums_apart": False}
+    return grid_update(network, precision, on, barriers=len(network.layers), **needs)
 
 
 def work_of(sizes, params):
-    """{name: shape} of the working memory."""
-    network, precision = params["network"], params["precision"]
-    tile = update_tile(network, sizes["B"], precision, launch.device())
-    tiles = tile.tiles(sizes["B"])
-    return {
-        "partials": (tiles, sizes["P"]),
-        "tallies": (tiles, TALLY),
-        "squares": (sum_grid(sizes["P"], precision),),
-        "counter": (1,),
-        "held": (sizes["B"], network.outputs),
-    }
+    """{name: shape} of the working memory of either way to run an update."""
+    network, precision, batch = params["network"], params["precision"], sizes["B"]
+    whole = dqn_grid(params["env"], network, precision, launch.device())
+    made = work_shapes(whole, network, precision, batch, TALLY, images=2)
+    return made | {"held": (0 if whole is not None else batch, network.outputs)}
+
+
+def grid_kernel(env, network, whole, double):
+    """The kernel of dqn_update_grid.cu."""
+    macros = {**env_macros(env), **whole.macros(network), "double": double}
+    return cuda_c("dqn/dqn_update_grid", "dqn_update_grid", env_links(env), **macros)
 
 
 def update_kernels(env, network, tile, precision, double):
@@ -61,26 +65,61 @@ def launch_updates(parameters, target, m, v, step, *rest):
     """Queue the updates; arguments as op.py gives them to a launcher."""
     *rows, table, series, env, network, lr, double, delta, tau, target_every = rest[:17]
     beta1, beta2, eps, max_norm, precision, gradient, *results = rest[17:26]
-    partials, tallies, squares, counter, held, stream = rest[26:]
+    *work, stream = rest[26:]
     require(env, table=table, series=series)
-    updates, batch = rows[2].shape
-    on = launch.device()
-    tile = update_tile(network, batch, precision, on)
-    by_tile, sum_up, move = update_kernels(env, network, tile, precision, double)
+    learned = parameters, target, m, v, step
+    world = table, series, i32(rows_of(series))
     rates = lr, *beta_terms(beta1), beta2, *beta_terms(beta2), eps, max_norm
-    blocks_of_sum = sum_grid(network.parameters, precision)
-    world = table, series, i32(rows_of(series)), i32(batch), delta
-    for k in range(updates):
-        given = [part(array, k) for array in rows]
-        error, statistics, norm = (part(array, k) for array in results)
-        args = parameters, target, *given, *world, held, partials, tallies, error
-        launch.launch(by_tile, tile.grid(batch, on), THREADS, args, stream, tile.nbytes)
-        args = partials, tallies, step, i32(tile.tiles(batch)), i32(batch), gradient
-        args = *args, squares, counter, statistics
-        # One block more than the gradient needs: it has the statistics.
-        shared = SUM_THREADS * AHEAD * PIECE_NBYTES
-        launch.launch(sum_up, blocks_of_sum + 1, SUM_THREADS, args, stream, shared)
-        args = parameters, target, gradient, m, v, step, *rates, tau, target_every
-        args = *args, squares, i32(blocks_of_sum), counter, norm
-        grid = blocks(network.parameters, MOVE_THREADS)
-        launch.launch(move, grid, MOVE_THREADS, args, stream)
+    moves = tau, target_every
+    whole = dqn_grid(env, network, precision, launch.device())
+    if whole is not None:
+        kernel = grid_kernel(env, network, whole, double)
+        args = learned, rows, world, delta, (*rates, *moves), (gradient, *results), work
+        _launch_grid(kernel, whole, *args, stream)
+        return
+    tile = update_tile(network, rows[2].shape[1], precision, launch.device())
+    kernels = update_kernels(env, network, tile, precision, double)
+    for k in range(len(rows[2])):
+        lone = ([part(array, k) for array in arrays] for arrays in (rows, results))
+        args = learned, *lone, world, delta, (rates, moves), gradient, work
+        _launch_tiles(kernels, tile, network, precision, *args, stream)
+
+
+def _launch_grid(kernel, whole, learned, rows, world, delta, moving, outputs, work, stream):
+    partials, tallies, squares, counter, images, _ = work
+    launch.clear(counter, stream)
+    counts = tuple(map(i32, rows[2].shape))
+    args = *learned, *rows, *world, *counts, delta, *moving, *outputs
+    args = *args, partials, tallies, squares, images, counter
+    launch.launch(kernel, whole.grid, GRID_THREADS, args, stream, whole.nbytes, cooperative=True)
+
+
+def _launch_tiles(
+    kernels,
+    tile,
+    network,
+    precision,
+    learned,
+    rows,
+    results,
+    world,
+    delta,
+    moving,
+    gradient,
+    work,
+    stream,
+):
+    parameters, target, m, v, step = learned
+    error, statistics, norm = results
+    partials, tallies, squares, counter, _, held = work
+    rates, moves = moving
+    by_tile, sum_up, move = kernels
+    batch, on = rows[2].shape[1], launch.device()
+    args = parameters, target, *rows, *world, i32(batch), delta, held, partials, tallies, error
+    launch.launch(by_tile, tile.grid(batch, on), THREADS, args, stream, tile.nbytes)
+    args = partials, tallies, step, i32(tile.tiles(batch)), i32(batch), gradient
+    args = *args, squares, counter, statistics
+    launch_sum(sum_up, network, precision, args, stream)
+    args = parameters, target, gradient, m, v, step, *rates, *moves
+    args = *args, squares, i32(sum_grid(network.parameters, precision)), counter, norm
+    launch.launch(move, blocks(network.parameters, MOVE_THREADS), MOVE_THREADS, args, stream)

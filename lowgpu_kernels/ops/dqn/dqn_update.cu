@@ -7,17 +7,15 @@
 // down as update_tile.cuh describes. A tile leaves its own vector of gradients and sums of statistics.
 // dqn_update_sum: adds them up (update_sum.cuh); the last block adds up the statistics instead.
 // dqn_update_move: a thread has an element of the parameters, of Adam's means and of the target.
-#include "action_values.cuh"
 #include "adam_terms.cuh"
 #include "block.cuh"
+#include "dqn_terms.cuh"
 #include "observe_tile.cuh"
 #include "update_gradient.cuh"
 #include "update_sum.cuh"
 
-constexpr int ACTIONS = LG_ACTIONS, TALLY = 4;
-constexpr bool DUELS = LG_HEADS == ACTIONS + 1;
 static_assert(Tile::NBYTES == LG_TILE_NBYTES, "update_tile.py counts the same shared memory");
-static_assert(LG_INPUTS == WIDTH && (LG_HEADS == ACTIONS || DUELS), "the network is the env's");
+static_assert(LG_INPUTS == WIDTH, "the network is the env's");
 
 // What states are observed with.
 struct World {
@@ -41,27 +39,6 @@ __device__ inline void values_of(const Tile& tile, const float* __restrict__ wei
     forward_from<0>(tile, weights);
 }
 
-// Replaces a row's outputs by the gradient of its loss; gives its error and adds to the sums.
-__device__ inline float loss_of_row(float* y, int action, float goal, float weight, float share,
-                                    float delta, float (&sums)[TALLY]) {
-    const float value = y[action] + value_offset<ACTIONS, DUELS>(y), error = value - goal;
-    const float size = fabsf(error);
-    const bool linear = delta > 0.f && size > delta;
-    const float loss = weight * (linear ? delta * (size - 0.5f * delta) : 0.5f * error * error);
-    const bool finite = loss - loss == 0.f;
-    // Huber's slope is finite even where the error is not: NaN reaches the norm, and nothing changes.
-    const float slope =
-        finite ? weight * (linear ? copysignf(delta, error) : error) * share : nan_f32();
-    const float others = DUELS ? -(slope / float(ACTIONS)) : 0.f;
-    for (int a = 0; a < ACTIONS; ++a) y[a] = a == action ? others + slope : others;
-    if (DUELS) y[ACTIONS] = slope;
-    sums[0] += loss;
-    sums[1] += value;
-    sums[2] += goal;
-    sums[3] += finite ? 0.f : 1.f;
-    return error;
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, LG_BLOCKS_A_SM)
     dqn_update_tiles(const float* __restrict__ parameters, const float* __restrict__ target,
                      const float* __restrict__ state_floats, const int* __restrict__ state_ints,
@@ -73,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LG_BLOCKS_A_SM)
                      float* __restrict__ tallies, float* __restrict__ errors) {
     extern __shared__ uint4 memory[];
     __shared__ int table_rows[ROWS];
-    __shared__ float block_sums[TALLY * WARPS];
+    __shared__ float block_sums[LOSS_SUMS * WARPS];
     const Tile tile(memory);
     const World world{table, series, series_rows, table_rows};
     const float share = 1.f / float(batch);
@@ -103,13 +80,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, LG_BLOCKS_A_SM)
         if (owns) best = best_action<ACTIONS>(of_next);
 #endif
         values_of(tile, parameters, state_floats, state_ints, row, owns, world);
-        float sums[TALLY] = {};
+        float sums[LOSS_SUMS] = {};
         if (threadIdx.x < ROWS) {
             if (owns) {
-                float goal = reward[row];
-                // Select, not multiply: a value that nothing counts for may be infinite.
-                if (discount[row] != 0.f)
-                    goal += discount[row] * (of_next[best] + value_offset<ACTIONS, DUELS>(of_next));
+                const float goal = goal_of_row(of_next, best, reward[row], discount[row]);
                 errors[row] = loss_of_row(y, action[row], goal, weight == nullptr ? 1.f : weight[row],
                                           share, delta, sums);
             } else {
@@ -119,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LG_BLOCKS_A_SM)
         }
         block_sum(sums, block_sums);
         if (threadIdx.x == 0)
-            *reinterpret_cast<float4*>(tallies + (long long)at * TALLY) =
+            *reinterpret_cast<float4*>(tallies + (long long)at * LOSS_SUMS) =
                 make_float4(sums[0], sums[1], sums[2], sums[3]);
         backward_from<LAYER_COUNT - 1>(tile, parameters, partials + (long long)at * LG_PARAMETERS);
         __syncthreads();  // the next tile's rows replace what the last gradient was made of
@@ -129,15 +103,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, LG_BLOCKS_A_SM)
 // One block: the sums of all tiles' statistics, a warp each, and the means they give.
 __device__ inline void finish_statistics(const float* __restrict__ tallies, int tiles, int batch,
                                          float* statistics) {
-    static_assert(SLICES >= TALLY, "a warp a statistic");
+    static_assert(SLICES >= LOSS_SUMS, "a warp a statistic");
     const int k = threadIdx.x / 32;
     float total = 0.f;
-    if (k < TALLY)
+    if (k < LOSS_SUMS)
         for (int at = threadIdx.x % 32; at < tiles; at += 32)
-            total += tallies[(long long)at * TALLY + k];
+            total += tallies[(long long)at * LOSS_SUMS + k];
     total = warp_sum(total);
-    if (k < TALLY && threadIdx.x % 32 == 0)
-        statistics[k] = k == TALLY - 1 ? total : total / float(max(batch, 1));
+    if (k < LOSS_SUMS && threadIdx.x % 32 == 0)
+        statistics[k] = statistic(k, total, batch);
 }
 
 extern "C" __global__ void __launch_bounds__(SUM_THREADS)
@@ -176,8 +150,5 @@ extern "C" __global__ void __launch_bounds__(LG_MOVE_THREADS)
     const AdamRates rates = adam_rates(lr, log1, log2, before, 0, 1);
     adam_element(parameters[i], m[i], v[i], clip_factor(length, max_norm) * gradient[i], take1, beta2,
                  take2, eps, rates);
-    if ((before + 1) % target_every == 0) {
-        const float far = target[i] + tau * (parameters[i] - target[i]);
-        target[i] = tau == 1.f ? parameters[i] : far;  // a copy is exact
-    }
+    if ((before + 1) % target_every == 0) target[i] = moved_target(target[i], parameters[i], tau);
 }

@@ -31,13 +31,13 @@ from lowgpu_kernels.ops.dqn.action_values import best_action, duels, require_val
 from lowgpu_kernels.ops.dqn.dqn_launch import WORK, launch_updates, work_of
 from lowgpu_kernels.ops.dqn.dqn_verify import verify_update
 from lowgpu_kernels.ops.dqn.experience import pairs
-from lowgpu_kernels.ops.dqn.spec_network import backward, forward, observed
 from lowgpu_kernels.ops.loss.huber import huber_gradient_of, huber_loss_of
 from lowgpu_kernels.ops.mlp.examples import draw_parameters
 from lowgpu_kernels.ops.mlp.mlp_backward import mlp_backward
 from lowgpu_kernels.ops.mlp.mlp_forward import mlp_forward
 from lowgpu_kernels.ops.mlp.network import Network
 from lowgpu_kernels.ops.optim.adam import BELOW_ONE, adam
+from lowgpu_kernels.ops.ppo.spec_network import backward, forward, observed
 from lowgpu_kernels.ops.rollout.observe import observe
 from lowgpu_kernels.ops.rollout.reset import draw_series, env_sizes
 
@@ -109,9 +109,10 @@ def dqn_update(
     Q(a) = V + A(a) - mean(A).
 
     Rounded as `ppo_update` rounds: in bfloat16 weights, observations, activations and gradients by
-    them are rounded as factors of products, sums are float32. On a GPU an update is three launches,
-    and in bfloat16 the gradient of each tile of 16 to 64 rows is rounded once more, by at most 2^-9
-    of itself. The same call gives the same bits; rows of a tile follow from the device.
+    them are rounded as factors of products, sums are float32. On a GPU and in bfloat16 the gradient
+    of each tile of 16 to 64 rows is rounded once more, by at most 2^-9 of itself. The same call
+    gives the same bits; rows of a tile follow from the device. Where the GPU's warpgroups multiply
+    (sm_90a) and a block holds the network, all updates are one launch; else each is three.
 
     Changes: parameters, target, m, v, step; nothing where the loss of a row is not finite, as the norm
         then is not either.
@@ -162,8 +163,8 @@ def dqn_update(
     about, errors, statistics, norms = (env, precision), [], [], []
     for k in range(len(action)):
         rows = np.arange(len(action[k]))
-        x = observed(state_floats[k], state_ints[k], table, series, *about)
-        x_next = observed(next_floats[k], next_ints[k], table, series, *about)
+        x = observed(state_floats[k], state_ints[k], table, series, None, *about)
+        x_next = observed(next_floats[k], next_ints[k], table, series, None, *about)
         sources, y = forward(x, parameters, network, precision)
         online, held = (
             spec_values(forward(x_next, p, network, precision)[1], env, network)

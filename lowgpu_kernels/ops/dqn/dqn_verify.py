@@ -4,10 +4,10 @@ to what Adam makes of the gradient that came out."""
 import numpy as np
 
 from lowgpu_kernels.ops.dqn.action_values import duels
-from lowgpu_kernels.ops.dqn.spec_network import forward, observed
 from lowgpu_kernels.ops.mlp.rounding import DEVIATIONS, SUM, assert_within
 from lowgpu_kernels.ops.optim.adam import adam
 from lowgpu_kernels.ops.ppo.deviations import SCALARS, update_deviations
+from lowgpu_kernels.ops.ppo.spec_network import forward, observed
 
 LEARNED = "parameters", "target", "m", "v", "step"
 ADAM = "lr", "beta1", "beta2", "eps", "max_norm"
@@ -93,7 +93,7 @@ class _Deviations:
     def _observed(self, name):
         rows = self.rows
         states = rows[f"{name}_floats"], rows[f"{name}_ints"], rows["table"], rows["series"]
-        return observed(*states, self.params["env"], self.precision)
+        return observed(*states, None, self.params["env"], self.precision)
 
     def _slope(self, error):
         """Gradient of the loss by each row's value."""

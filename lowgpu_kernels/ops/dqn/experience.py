@@ -4,8 +4,6 @@ import functools
 
 import numpy as np
 
-from lowgpu_kernels import launch
-from lowgpu_kernels.compile import cuda_c
 from lowgpu_kernels.device import f32, i32, njit, scalar, u32, u64
 from lowgpu_kernels.device.philox import EXPLORE, RESET, STEP, draw, numpy_draw, unit
 from lowgpu_kernels.dims import (
@@ -33,14 +31,19 @@ from lowgpu_kernels.env import TERMINATED, TRUNCATED, Env
 from lowgpu_kernels.op import op
 from lowgpu_kernels.ops.dqn.action_values import best_action, require_values
 from lowgpu_kernels.ops.dqn.experience_verify import verify_experience
-from lowgpu_kernels.ops.mlp.examples import draw_parameters
-from lowgpu_kernels.ops.mlp.mlp_forward import mlp_forward
 from lowgpu_kernels.ops.mlp.network import Network
 from lowgpu_kernels.ops.rollout import example
-from lowgpu_kernels.ops.rollout.cpu_env import NO_TABLE, batches, flat
-from lowgpu_kernels.ops.rollout.linked import env_functions, env_links, env_macros, require, rows_of
-from lowgpu_kernels.ops.rollout.reset import draw_series, env_sizes, flat_spec
-from lowgpu_kernels.ops.rollout.rollout_tile import rollout_tile
+from lowgpu_kernels.ops.rollout.acting import (
+    act_on_cpu,
+    acting_kernels,
+    acting_sizes,
+    draw_acting,
+    launch_acting,
+    spec_outputs,
+    spec_units,
+)
+from lowgpu_kernels.ops.rollout.linked import env_functions, rows_of
+from lowgpu_kernels.ops.rollout.reset import flat_spec
 
 
 def pairs():
@@ -138,13 +141,6 @@ def experience(
     state_floats, next_floats = np.zeros((2, steps, *floats.shape))
     state_ints, next_ints = np.zeros((2, steps, *ints.shape), "i4")
     start = int(clock[0])
-
-    def words(purpose, e, step):
-        return numpy_draw(seed, purpose, [e], step)[:, 0]
-
-    def units(purpose, e, step):
-        return (words(purpose, e, step) >> np.uint64(8)) * 2.0**-24
-
     for e in range(wide):
         for t in range(steps):
             now, state = start + t, (floats[e], ints[e])
@@ -153,50 +149,30 @@ def experience(
                 epsilon = epsilon_start + (epsilon_end - epsilon_start) * now / epsilon_steps
             else:
                 epsilon = epsilon_end
-            if units(EXPLORE, e, now)[0] < epsilon:
-                action[t, e] = int(words(EXPLORE, e, now)[1]) * env.actions // 2**32
+            if spec_units(seed, EXPLORE, e, now)[0, 0] < epsilon:
+                word = int(numpy_draw(seed, EXPLORE, [e], now)[1, 0])
+                action[t, e] = word * env.actions // 2**32
             else:
-                x = np.zeros((1, env.width))
-                if env.table_columns:
-                    row = functions["table_row"](*state)
-                    x[0, : env.table_columns] = table[row, : env.table_columns]
-                functions["observe"](*state, flat_series, rows, x[0, env.table_columns :])
-                y, _ = mlp_forward.spec(x, parameters, network=network)
-                values = np.where(np.isnan(y[0]), -np.inf, y[0])
-                action[t, e] = values[: env.actions].argmax()
-            u = units(STEP, e, now)
-            into = reward[t, e : e + 1]
+                y = spec_outputs(parameters, *state, table, series, env, network)
+                action[t, e] = np.where(np.isnan(y), -np.inf, y)[: env.actions].argmax()
+            u, into = spec_units(seed, STEP, e, now)[:, 0], reward[t, e : e + 1]
             ended = functions["step"](*state, i32(action[t, e]), u, flat_series, rows, into)
             next_floats[t, e], next_ints[t, e] = state
             terminated[t, e], truncated[t, e] = ended == TERMINATED, ended == TRUNCATED
             if ended:
-                functions["reset"](*state, units(RESET, e, now + 1), flat_series, rows)
+                u = spec_units(seed, RESET, e, now + 1)[:, 0]
+                functions["reset"](*state, u, flat_series, rows)
     clock[0] += np.uint64(steps)
     ends = terminated.astype(bool), truncated.astype(bool)
     return state_floats, state_ints, action, reward, *ends, next_floats, next_ints
 
 
 def _sizes(params, sizes):
-    env, network = params["env"], params["network"]
-    require_values(env, network)
-    known = {I: env.width, P: network.parameters, T: int(params["steps"])}
-    return env_sizes(env, sizes) | known
+    require_values(params["env"], params["network"])
+    return acting_sizes(params, sizes)
 
 
-@experience.draws
-def _draw(rng, sizes, params):
-    env = params["env"]
-    drawn = {
-        "parameters": draw_parameters(rng, params["network"]),
-        "ints": rng.integers(min(5, sizes[R]), size=(sizes[E], sizes[G])),
-        # Early enough that epsilon is still moving, as often as not.
-        "clock": rng.integers(2 ** (5 if rng.random() < 0.5 else 40), size=1),
-    }
-    if not env.table_columns:
-        drawn["table"] = None
-    return drawn | draw_series(rng, sizes, env)
-
-
+experience.draws(draw_acting)
 experience.verifies(verify_experience)
 
 
@@ -230,52 +206,32 @@ def _act(y, actions, seed, now, epsilon, action):
 
 
 @experience.on_cpu
-def _cpu(parameters, floats, ints, clock, table, series, env, network, steps, seed, *rest):
-    *schedule, precision = rest[:4]
-    require(env, table=table, series=series)
-    out = dict(zip(experience.outputs, rest[4:]))
-    loops, wide = batches(env, precision), len(floats)
-    every, (flat_series, rows) = np.arange(wide, dtype="i4"), flat(series)
-    x = np.empty((wide, env.width), precision)
-    y, hidden = np.empty((wide, network.outputs), f32), np.empty((wide, network.hidden), precision)
-    bits = "u2" if precision == "bfloat16" else "f4"
-    bare_table = NO_TABLE.astype(bits) if table is None else table.view(bits)
-    ended = np.empty(wide, "i4")
-    for t in range(int(steps)):
-        now = clock[0] + u64(t)
-        out["state_floats"][t], out["state_ints"][t] = floats, ints
-        loops.observe(floats, ints, every, bare_table, flat_series, rows, x.view(bits))
-        mlp_forward.cpu(x, parameters, network, y, hidden)
-        action, reward = out["action"][t], out["reward"][t]
-        _act(y, env.actions, seed, now, epsilon_at(now, *schedule), action)
-        loops.step(floats, ints, action, flat_series, rows, seed, now, reward, ended)
-        out["terminated"][t], out["truncated"][t] = ended == TERMINATED, ended == TRUNCATED
+def _cpu(*args):
+    given, (*schedule, precision) = args[:10], args[10:14]
+    floats, ints, env, seed = given[1], given[2], given[6], given[9]
+    out = dict(zip(experience.outputs, args[14:]))
+
+    def act(t, now, y):
+        _act(y, env.actions, seed, now, epsilon_at(now, *schedule), out["action"][t])
+
+    def reach(t, _outputs):
         out["next_floats"][t], out["next_ints"][t] = floats, ints
-        if ended.any():
-            loops.reset(floats, ints, ended != 0, flat_series, rows, seed, now + u64(1))
-    clock[0] += u64(steps)
+
+    act_on_cpu(act, reach, given, precision, out)
 
 
 @functools.cache
 def kernels_of(env, network, tile, precision):
     """The kernel as a RolloutTile says, and what advances the clock after it."""
-    macros = {**env_macros(env), **tile.macros(network, precision), "series": len(env.series)}
-    return [
-        cuda_c("dqn/experience", entry, env_links(env), **macros)
-        for entry in ("experience_kernel", "advance_clock")
-    ]
+    return acting_kernels("dqn/experience", "experience_kernel", env, network, tile, precision)
 
 
 @experience.on_cuda
-def _launch(parameters, floats, ints, clock, table, series, env, network, steps, seed, *rest):
-    *schedule, precision = rest[:4]
-    *outputs, stream = rest[4:]
-    require(env, table=table, series=series)
-    envs = len(floats)
-    tile = rollout_tile(network, envs, precision, launch.device())
-    kernel, advance = kernels_of(env, network, tile, precision)
-    table_count = i32(0 if table is None else len(table))
-    numbers = i32(rows_of(series)), seed, i32(envs), steps, *schedule
-    args = parameters, floats, ints, clock, table, table_count, series, *numbers, *outputs
-    launch.launch(kernel, tile.grid(envs), tile.threads, args, stream, tile.nbytes)
-    launch.launch(advance, 1, 32, (clock, steps), stream)
+def _launch(*args):
+    given, (*schedule, precision) = args[:10], args[10:14]
+    *outputs, stream = args[14:]
+
+    def kernels(tile):
+        return kernels_of(*given[6:8], tile, precision)
+
+    launch_acting(kernels, given, schedule, precision, outputs, stream)

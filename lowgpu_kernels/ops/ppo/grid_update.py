@@ -1,4 +1,4 @@
-"""How PPO updates run as one cooperative launch: the macros of ppo_update_grid.cu."""
+"""How all updates of a call run as one cooperative launch: the macros of include/update_grid.cuh."""
 
 import functools
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class GridUpdate:
     image: int
 
     def macros(self, network):
-        """The constants of ppo_update_grid.cu that the env does not give."""
+        """The constants of CUDA C that includes update_grid.cuh, but the env's."""
         return {
             **network_macros(network),
             "float32": False,
@@ -53,8 +53,16 @@ class GridUpdate:
 
 
 @functools.cache
-def grid_update(env, network, precision, on):
-    """The GridUpdate for the Device `on`; None where it has no warpgroup products or too little room."""
+def grid_update(network, precision, on, *, inputs, a_row, an_element, barriers, sums_apart):
+    """The GridUpdate for the Device `on`; None where it has no warpgroup products or too little room.
+
+    Args:
+        inputs: rows of input that a row of the tile has: of one state or more, now and next.
+        a_row: bytes that a kernel needs beside the network for a row of the tile.
+        an_element: bytes that it needs for an element of the gradient that a block owns.
+        barriers: copies that it awaits one by one.
+        sums_apart: whether sums over tiles do not lie where the layers' outputs were.
+    """
     if precision != "bfloat16" or on.capability != WARPGROUPS:
         return None
     partial = sum(_partial(layer) for layer in network.layers)
@@ -62,8 +70,7 @@ def grid_update(env, network, precision, on):
         blocks(x.fan_in, COLUMNS) * COLUMNS * round_up(x.fan_out, 16) for x in network.layers
     )
     floats = network_macros(network)["gradients"]
-    # The input twice: a tile's, and the next one's while that is gathered.
-    widths = (network.inputs, network.inputs, *(x.fan_out for x in network.layers))
+    widths = (*[network.inputs] * inputs, *(x.fan_out for x in network.layers))
     rows = 2 * ROWS * COLUMNS * sum(blocks(width, COLUMNS) for width in widths)
     ones = 2 * 8 * COLUMNS
     a_block = blocks(partial // PIECE, on.sms)
@@ -71,13 +78,11 @@ def grid_update(env, network, precision, on):
     if slices == 0:
         return None
     sums = 4 * slices * a_block * PIECE
-    # Five words of a row's transition, twice; those, its state, the moments and an index on their way;
-    # its table row and its statistics; squares of each warp and two rates; six words of an element
-    # that the block owns; and a barrier for each copy.
-    a_row = 10 + (5 + len(env.floats) + len(env.ints) + 3) + 1 + 7
-    few = 4 * (a_row * ROWS + THREADS // WARP + 2 + 6 * a_block * PIECE)
-    few += round_up(8 * (len(network.layers) + 1), 16)
-    nbytes = weights + rows + ones + 4 * floats + 4 * ROWS * network.outputs + sums + few
+    # Squares of each warp, and two rates.
+    few = 4 * (THREADS // WARP + 2) + round_up(8 * barriers, 16)
+    owned = a_row * ROWS + an_element * a_block * PIECE
+    nbytes = weights + rows + ones + 4 * floats + 4 * ROWS * network.outputs
+    nbytes += sums_apart * sums + few + owned
     if nbytes > on.shared_per_block:
         return None
     return GridUpdate(on.sms, nbytes, partial, weights + 4 * floats)

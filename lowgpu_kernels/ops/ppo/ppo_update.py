@@ -32,6 +32,7 @@ from lowgpu_kernels.ops.mlp.rounding import SUM, assert_within
 from lowgpu_kernels.ops.optim.adam import BELOW_ONE, adam
 from lowgpu_kernels.ops.ppo.deviations import loss_deviations, update_deviations
 from lowgpu_kernels.ops.ppo.ppo_loss import check_taken, draw_taken, ppo_loss
+from lowgpu_kernels.ops.ppo.spec_network import backward, forward, observed
 from lowgpu_kernels.ops.ppo.update_launch import WORK, launch_updates, work_of
 from lowgpu_kernels.ops.rollout.observe import observe
 from lowgpu_kernels.ops.rollout.reset import draw_series, env_sizes
@@ -188,46 +189,10 @@ def ppo_update(
 
 def _gradient(parameters, states, taken, *, env, network, precision, **weights):
     """Gradient and statistics of the spec."""
-    x = _observed(*states, env, precision)
-    sources, y = _forward(x, parameters, network, precision)
+    x = observed(*states, env, precision)
+    sources, y = forward(x, parameters, network, precision)
     grad_y, statistics = ppo_loss.spec(y, states[-1], *taken, actions=env.actions, **weights)
-    gradient = np.zeros(network.parameters)
-    layers, into = list(network.views(parameters)), list(network.views(gradient))
-    for (layer, weight, _), (_, of_weight, of_bias), source in zip(
-        layers[::-1], into[::-1], sources[::-1]
-    ):
-        if layer.head:
-            columns = slice(layer.column, layer.column + layer.fan_out)
-            upstream = _rounded(grad_y[:, columns], precision)
-        of_weight[:] = upstream.T @ source
-        of_bias[:] = upstream.sum(0)
-        slope = 1 - source**2 if network.activation == "tanh" else source > 0
-        upstream = _rounded(upstream @ _rounded(weight, precision) * slope, precision)
-    return gradient, statistics
-
-
-def _rounded(array, precision):
-    """What of a wide array is left in bfloat16; in float32 the spec rounds nothing."""
-    return array.astype(precision).astype(array.dtype) if precision == "bfloat16" else array
-
-
-def _observed(state_floats, state_ints, table, series, index, env, precision):
-    x = observe.spec(state_floats, state_ints, table, series, index, env=env, precision=precision)
-    return _rounded(x, precision)
-
-
-def _forward(x, parameters, network, precision):
-    """What each layer reads, and the output rows."""
-    sources, y, out = [], np.zeros((len(x), network.outputs)), x
-    for layer, weight, bias in network.views(parameters):
-        sources.append(x if layer.source < 0 else out)
-        out = sources[-1] @ _rounded(weight, precision).T + bias
-        if layer.head:
-            y[:, layer.column : layer.column + layer.fan_out] = out
-        else:
-            out = np.tanh(out) if network.activation == "tanh" else np.maximum(out, 0)
-            out = _rounded(out, precision)
-    return sources, y
+    return backward(sources, grad_y, parameters, network, precision), statistics
 
 
 STATES = "state_floats", "state_ints", "table", "series", "index"
@@ -264,8 +229,8 @@ def _draw(rng, sizes, params):
     }
     wide = [drawn[n] for n in ("state_floats", "state_ints", "table", "series")]
     wide[2] = None if wide[2] is None else wide[2].astype(np.float64)
-    x = _observed(*wide, np.arange(transitions), env, precision)
-    _, y = _forward(x, drawn["parameters"].astype(np.float64), network, precision)
+    x = observed(*wide, np.arange(transitions), env, precision)
+    _, y = forward(x, drawn["parameters"].astype(np.float64), network, precision)
     margin = 1e-3 if precision == "float32" else 0.05  # y itself is rounded before the loss
     taken = draw_taken(rng, y[:, : env.actions], y[:, env.actions], params, margin)
     if taken["moments"] is not None:
@@ -315,8 +280,8 @@ def assert_first_update(got, inputs, params):
     about = {n: params[n] for n in ("env", "network", "precision")}
     weights = {n: params[n].item() for n in LOSS}
     gradient, statistics = _gradient(wide["parameters"], states, taken, **about, **weights)
-    x = _observed(*states, params["env"], params["precision"])
-    _, y = _forward(x, wide["parameters"], params["network"], params["precision"])
+    x = observed(*states, params["env"], params["precision"])
+    _, y = forward(x, wide["parameters"], params["network"], params["precision"])
     grad_y, _ = ppo_loss.spec(y, wide["index"], *taken, actions=params["env"].actions, **weights)
 
     def through_loss(of_y):

@@ -37,21 +37,37 @@ def sum_grid(parameters, precision):
     return blocks(parameters * ITEMSIZE[precision], WARP * PIECE_NBYTES)
 
 
+def ppo_grid(env, network, precision, on):
+    """The GridUpdate of ppo_update_grid.cu for the Device `on`, or None."""
+    # Five words of a row's transition, twice; those, its state, the moments and an index on their way;
+    # its table row and its statistics.
+    words = 10 + (5 + len(env.floats) + len(env.ints) + 3) + 1 + 7
+    # An element has its two places, the parameter and Adam's means.
+    needs = {"inputs": 2, "a_row": 4 * words, "an_element": 20, "sums_apart": True}
+    return grid_update(network, precision, on, barriers=len(network.layers) + 1, **needs)
+
+
 def work_of(sizes, params):
     """{name: shape} of the working memory of either way to run an update."""
-    network, precision, on = params["network"], params["precision"], launch.device()
-    whole = grid_update(params["env"], network, precision, on)
+    network, precision = params["network"], params["precision"]
+    whole = ppo_grid(params["env"], network, precision, launch.device())
+    return work_shapes(whole, network, precision, sizes["B"], TALLY)
+
+
+def work_shapes(whole, network, precision, batch, tally, images=1):
+    """What every kernel of updates needs, by name: `tally` floats a tile or a block, `images` of weights
+    where all updates are one launch."""
     if whole is not None:
-        tiles, partial, image = whole.tiles(sizes["B"]), whole.partial, whole.image
+        tiles, partial, image = whole.tiles(batch), whole.partial, images * whole.image
         tallies = sums = whole.grid
     else:
-        tile = update_tile(network, sizes["B"], precision, on)
-        tiles = tallies = tile.tiles(sizes["B"])
-        partial, image = sizes["P"], 0
-        sums = sum_grid(sizes["P"], precision)
+        tile = update_tile(network, batch, precision, launch.device())
+        tiles = tallies = tile.tiles(batch)
+        partial, image = network.parameters, 0
+        sums = sum_grid(network.parameters, precision)
     return {
         "partials": (tiles, partial),
-        "tallies": (tallies, TALLY),
+        "tallies": (tallies, tally),
         "squares": (sums,),
         "counter": (1,),
         "image": (image,),
@@ -85,7 +101,7 @@ def launch_updates(parameters, m, v, step, *rest):
     states = state_floats, state_ints, table, series, i32(rows_of(series))
     weights = clip, value_clip, value_weight, entropy_weight
     outputs = gradient, statistics, norm
-    whole = grid_update(env, network, precision, launch.device())
+    whole = ppo_grid(env, network, precision, launch.device())
     if whole is not None:
         moving = lr, *_rates(*moving)
         args = learned, states, index, taken, moments, weights, moving, outputs, work
@@ -96,6 +112,13 @@ def launch_updates(parameters, m, v, step, *rest):
         rows = [part(array, k) for array in (index, moments, statistics, norm)]
         args = learned, states, taken, weights, (lr, *moving), gradient, rows, work
         _launch_tiles(env, network, tile, precision, *args, stream)
+
+
+def launch_sum(kernel, network, precision, args, stream):
+    """Queue what adds up tiles' gradients (update_sum.cuh)."""
+    # One block more than the gradient needs: it has the statistics.
+    grid = sum_grid(network.parameters, precision) + 1
+    launch.launch(kernel, grid, SUM_THREADS, args, stream, SUM_THREADS * AHEAD * PIECE_NBYTES)
 
 
 def part(array, k):
@@ -157,10 +180,8 @@ def _launch_tiles(
     args = (parameters, *states, index, *taken, moments, i32(batch), *weights, partials, tallies)
     launch.launch(by_tile, tile.grid(batch, on), THREADS, args, stream, tile.nbytes)
     counts = i32(tile.tiles(batch)), i32(batch), *weights[2:]
-    # One block more than the gradient needs: it has the statistics.
     args = (partials, tallies, step, *counts, gradient, squares, counter, statistics)
-    grid = sum_grid(network.parameters, precision) + 1
-    launch.launch(sum_up, grid, SUM_THREADS, args, stream, SUM_THREADS * AHEAD * PIECE_NBYTES)
+    launch_sum(sum_up, network, precision, args, stream)
     optimizer.launch_update(
         parameters, gradient, m, v, step, *moving, norm, squares, counter, stream
     )

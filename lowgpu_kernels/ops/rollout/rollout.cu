@@ -102,8 +102,3 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, LG_BLOCKS_A_SM)
         store_state(state, floats, ints, e);
     }
 }
-
-// One thread, after every block of the rollout has read the clock.
-extern "C" __global__ void advance_clock(unsigned long long* clock, int steps) {
-    if (threadIdx.x == 0) *clock += steps;
-}

@@ -4,11 +4,9 @@ import functools
 
 import numpy as np
 
-from lowgpu_kernels import launch
-from lowgpu_kernels.compile import cuda_c
 from lowgpu_kernels.device import draws as scalar_draws
-from lowgpu_kernels.device import f32, i32, njit, u64
-from lowgpu_kernels.device.philox import ACTION, RESET, STEP, draw, numpy_draw, unit
+from lowgpu_kernels.device import f32, i32, njit
+from lowgpu_kernels.device.philox import ACTION, RESET, STEP, draw, unit
 from lowgpu_kernels.dims import (
     BOOL,
     F32,
@@ -32,13 +30,20 @@ from lowgpu_kernels.dims import (
 )
 from lowgpu_kernels.env import TERMINATED, TRUNCATED, Env
 from lowgpu_kernels.op import op
-from lowgpu_kernels.ops.mlp.mlp_forward import mlp_forward
 from lowgpu_kernels.ops.mlp.network import Network, policy_network
 from lowgpu_kernels.ops.rollout import example
-from lowgpu_kernels.ops.rollout.cpu_env import NO_TABLE, batches, flat
-from lowgpu_kernels.ops.rollout.linked import env_functions, env_links, env_macros, require, rows_of
-from lowgpu_kernels.ops.rollout.reset import draw_series, env_sizes, flat_spec
-from lowgpu_kernels.ops.rollout.rollout_tile import rollout_tile
+from lowgpu_kernels.ops.rollout.acting import (
+    act_on_cpu,
+    acting_kernels,
+    acting_sizes,
+    draw_acting,
+    launch_acting,
+    require_heads,
+    spec_outputs,
+    spec_units,
+)
+from lowgpu_kernels.ops.rollout.linked import env_functions, rows_of
+from lowgpu_kernels.ops.rollout.reset import flat_spec
 from lowgpu_kernels.ops.rollout.rollout_verify import verify_transitions
 
 
@@ -124,7 +129,7 @@ def rollout(
             series missing, or given and not read.
     """
     functions, rows = env_functions(env), i32(rows_of(series))
-    wide, flat_series = len(floats), flat_spec(series)
+    wide, flat_series, world = len(floats), flat_spec(series), (table, series, env, network)
     out = {
         "state_floats": np.zeros((steps, *floats.shape)),
         "state_ints": np.zeros((steps, *ints.shape), "i4"),
@@ -136,103 +141,45 @@ def rollout(
     reals = ("log_probability", "value", "reward", "final_value")
     out |= {name: np.zeros((steps, wide)) for name in reals}
     start = int(clock[0])
-
-    def units(purpose, e, step):
-        return (numpy_draw(seed, purpose, [e], step)[:, 0] >> np.uint64(8)) * 2.0**-24
-
     for e in range(wide):
+        state = floats[e], ints[e]
         for t in range(steps):
-            out["state_floats"][t, e], out["state_ints"][t, e] = floats[e], ints[e]
-            logits, value = _policy(parameters, floats[e], ints[e], table, series, env, network)
+            out["state_floats"][t, e], out["state_ints"][t, e] = state
+            y = spec_outputs(parameters, *state, *world)
+            logits = y[: env.actions]
             below = logits - logits.max()
             log_probability = below - np.log(np.exp(below).sum())
             reached = np.cumsum(np.exp(log_probability))
-            u = units(ACTION, e, start + t)[0]
+            u = spec_units(seed, ACTION, e, start + t)[0, 0]
             action = int(logits.argmax() if greedy else min((reached <= u).sum(), env.actions - 1))
-            reward = np.zeros(1)
-            ended = functions["step"](
-                floats[e],
-                ints[e],
-                i32(action),
-                units(STEP, e, start + t),
-                flat_series,
-                rows,
-                reward,
-            )
+            u, reward = spec_units(seed, STEP, e, start + t)[:, 0], np.zeros(1)
+            ended = functions["step"](*state, i32(action), u, flat_series, rows, reward)
             out["action"][t, e], out["log_probability"][t, e] = action, log_probability[action]
-            out["value"][t, e], out["reward"][t, e] = value, reward[0]
+            out["value"][t, e], out["reward"][t, e] = y[env.actions], reward[0]
             out["terminated"][t, e] = ended == TERMINATED
             out["truncated"][t, e] = ended == TRUNCATED
             if ended == TRUNCATED:
-                out["final_value"][t, e] = _policy(
-                    parameters, floats[e], ints[e], table, series, env, network
-                )[1]
+                y = spec_outputs(parameters, *state, *world)
+                out["final_value"][t, e] = y[env.actions]
             if ended:
-                u = units(RESET, e, start + t + 1)
-                functions["reset"](floats[e], ints[e], u, flat_series, rows)
-        out["last_value"][e] = _policy(parameters, floats[e], ints[e], table, series, env, network)[
-            1
-        ]
+                u = spec_units(seed, RESET, e, start + t + 1)[:, 0]
+                functions["reset"](*state, u, flat_series, rows)
+        out["last_value"][e] = spec_outputs(parameters, *state, *world)[env.actions]
     clock[0] += np.uint64(steps)
     return tuple(out[name] for name in rollout.outputs)
 
 
-def _policy(parameters, floats, ints, table, series, env, network):
-    """Logits and value of one state, in float64."""
-    functions = env_functions(env)
-    x = np.zeros(env.width)
-    if env.table_columns:
-        row = functions["table_row"](floats, ints)
-        x[: env.table_columns] = table[row, : env.table_columns]
-    tail = x[env.table_columns :]
-    functions["observe"](floats, ints, flat_spec(series), i32(rows_of(series)), tail)
-    heads, source = [], x
-    for layer, weight, bias in network.views(parameters):
-        source = x if layer.source < 0 else source
-        source = weight @ source + bias
-        if layer.head:
-            heads.append(source)
-        else:
-            source = np.maximum(source, 0) if network.activation == "relu" else np.tanh(source)
-    y = np.concatenate(heads)
-    return y[: env.actions], y[env.actions]
-
-
 def require_policy(env, network):
     """Refuse a network that does not read the env's rows or does not give its logits and a value."""
-    if network.inputs != env.width:
-        raise ValueError(f"network reads {network.inputs} columns, {env} gives {env.width}")
-    heads = sum(t[-1] for t in network.towers)
-    if heads != env.actions + 1:
-        raise ValueError(
-            f"network must give {env.actions} logits and a value for {env}, gives {heads} outputs"
-        )
+    require_heads(env, network, (env.actions + 1,), f"{env.actions} logits and a value")
 
 
 def _sizes(params, sizes):
-    env, network = params["env"], params["network"]
-    require_policy(env, network)
-    known = {P: network.parameters, T: int(params["steps"])}
-    return env_sizes(env, sizes) | {I: env.width} | known
+    require_policy(params["env"], params["network"])
+    return acting_sizes(params, sizes)
 
 
-@rollout.draws
-def _draw(rng, sizes, params):
-    env, network = params["env"], params["network"]
-    parameters = np.zeros(network.parameters, "f4")
-    for layer, weight, bias in network.views(parameters):
-        weight[:] = rng.normal(size=weight.shape) / np.sqrt(layer.fan_in)
-        bias[:] = 0.1 * rng.normal(size=bias.shape)
-    drawn = {
-        "parameters": parameters,
-        "ints": rng.integers(min(5, sizes[R]), size=(sizes[E], sizes[G])),
-        "clock": rng.integers(2**40, size=1),
-    }
-    if not env.table_columns:
-        drawn["table"] = None
-    return drawn | draw_series(rng, sizes, env)
-
-
+rollout.draws(draw_acting)
 rollout.verifies(verify_transitions)
 
 
@@ -248,97 +195,37 @@ def _act(y, actions, seed, clock, greedy, action, log_probability):
 
 
 @rollout.on_cpu
-def _cpu(
-    parameters,
-    floats,
-    ints,
-    clock,
-    table,
-    series,
-    env,
-    network,
-    steps,
-    seed,
-    greedy,
-    precision,
-    *outputs,
-):
-    require(env, table=table, series=series)
-    out = dict(zip(rollout.outputs, outputs))
-    loops, wide = batches(env, precision), len(floats)
-    every, (flat_series, rows) = np.arange(wide, dtype="i4"), flat(series)
-    x = np.empty((wide, env.width), precision)
-    y, hidden = np.empty((wide, network.outputs), f32), np.empty((wide, network.hidden), precision)
-    bits = "u2" if precision == "bfloat16" else "f4"
-    bare_table = NO_TABLE.astype(bits) if table is None else table.view(bits)
-    ended = np.empty(wide, "i4")
+def _cpu(*args):
+    given, (greedy, precision) = args[:10], args[10:12]
+    env, seed = given[6], given[9]
+    out = dict(zip(rollout.outputs, args[12:]))
 
-    def values():
-        loops.observe(floats, ints, every, bare_table, flat_series, rows, x.view(bits))
-        mlp_forward.cpu(x, parameters, network, y, hidden)
-        return y[:, env.actions]
+    def act(t, now, y):
+        out["value"][t] = y[:, env.actions]
+        _act(y, env.actions, seed, now, greedy, out["action"][t], out["log_probability"][t])
 
-    for t in range(int(steps)):
-        now = clock[0] + u64(t)
-        out["state_floats"][t], out["state_ints"][t] = floats, ints
-        out["value"][t] = values()
-        action = out["action"][t]
-        _act(y, env.actions, seed, now, greedy, action, out["log_probability"][t])
-        reward = out["reward"][t]
-        loops.step(floats, ints, action, flat_series, rows, seed, now, reward, ended)
-        out["terminated"][t], out["truncated"][t] = ended == TERMINATED, ended == TRUNCATED
+    def reach(t, outputs):
         limit = out["truncated"][t]
-        out["final_value"][t] = np.where(limit, values(), f32(0)) if limit.any() else f32(0)
-        if ended.any():
-            loops.reset(floats, ints, ended != 0, flat_series, rows, seed, now + u64(1))
-    out["last_value"][:] = values()
-    clock[0] += u64(steps)
+        final = np.where(limit, outputs()[:, env.actions], f32(0)) if limit.any() else f32(0)
+        out["final_value"][t] = final
+
+    outputs = act_on_cpu(act, reach, given, precision, out)
+    out["last_value"][:] = outputs()[:, env.actions]
 
 
 @functools.cache
 def kernels_of(env, network, tile, greedy, precision):
     """The rollout as a RolloutTile says, and what advances the clock after it."""
-    macros = {**env_macros(env), **tile.macros(network, precision)}
-    macros |= {"greedy": greedy, "series": len(env.series)}
-    return [
-        cuda_c("rollout/rollout", entry, env_links(env), **macros)
-        for entry in ("rollout_kernel", "advance_clock")
-    ]
+    about = env, network, tile, precision
+    return acting_kernels("rollout/rollout", "rollout_kernel", *about, greedy=greedy)
 
 
 @rollout.on_cuda
-def _launch(
-    parameters,
-    floats,
-    ints,
-    clock,
-    table,
-    series,
-    env,
-    network,
-    steps,
-    seed,
-    greedy,
-    precision,
-    *outputs_and_stream,
-):
-    require(env, table=table, series=series)
-    *outputs, stream = outputs_and_stream
-    envs = len(floats)
-    tile = rollout_tile(network, envs, precision, launch.device())
-    kernel, advance = kernels_of(env, network, tile, greedy, precision)
-    args = (
-        parameters,
-        floats,
-        ints,
-        clock,
-        table,
-        i32(0 if table is None else len(table)),
-        series,
-        i32(rows_of(series)),
-        seed,
-        i32(envs),
-        steps,
-    )
-    launch.launch(kernel, tile.grid(envs), tile.threads, (*args, *outputs), stream, tile.nbytes)
-    launch.launch(advance, 1, 32, (clock, steps), stream)
+def _launch(*args):
+    given, (greedy, precision) = args[:10], args[10:12]
+    *outputs, stream = args[12:]
+
+    def kernels(tile):
+        return kernels_of(*given[6:8], tile, greedy, precision)
+
+    launch_acting(kernels, given, (), precision, outputs, stream)

@@ -2,7 +2,7 @@
 // transition by asynchronous copies, then the observation.
 #pragma once
 #include "observe_tile.cuh"
-#include "update_grid_tile.cuh"
+#include "ppo_grid_tile.cuh"
 
 // What rows are gathered from.
 struct Rollout {
@@ -15,23 +15,7 @@ struct Rollout {
     const float *log_probability, *value, *advantage, *returns, *moments;
 };
 
-// A block's tiles, one update after another.
-struct Turn {
-    int update, at;
-    __device__ Turn next(int tiles) const {
-        const bool last = at + LG_GRID >= tiles;
-        return last ? Turn{update + 1, int(blockIdx.x)} : Turn{update, at + LG_GRID};
-    }
-};
-
-struct Gatherers {
-    static constexpr int SIZE = ROWS, FIRST = THREADS - GROUP_THREADS;
-    static __device__ bool are(int warp) {
-        return warp >= FIRST / WARP_LANES && warp < (FIRST + SIZE) / WARP_LANES;
-    }
-    static __device__ int thread() { return thread_index() - FIRST; }
-    static __device__ void sync() { named_barrier<SIZE>(1); }
-
+struct Gatherers : Gathering<ROWS> {
     // Whether the thread has a row in a tile; none past the last update.
     static __device__ bool owns(const Rollout& from, const Turn& turn) {
         return turn.update < from.updates && turn.at * ROWS + thread() < from.batch;

@@ -10,9 +10,9 @@ def rounded(array, precision):
     return array.astype(precision).astype(array.dtype) if precision == "bfloat16" else array
 
 
-def observed(floats, ints, table, series, env, precision):
-    """Observation rows [B, I] of states."""
-    x = observe.spec(floats, ints, table, series, None, env=env, precision=precision)
+def observed(floats, ints, table, series, index, env, precision):
+    """Observation rows [B, I] of states, or of those that `index` names."""
+    x = observe.spec(floats, ints, table, series, index, env=env, precision=precision)
     return rounded(x, precision)
 
 
