@@ -102,7 +102,7 @@ def test_updates_in_one_launch_are_lone_updates_one_after_another_and_the_specs(
     env, network, batch, updates, sms, double
 ):
     on = replace(launch.KNOWN["H100"], sms=sms)
-    assert dqn_grid(env, network, "bfloat16", on) is not None
+    assert dqn_grid(env, network, batch, "bfloat16", on) is not None
     moves = {"tau": 1.0, "target_every": 2} if updates == 3 else {"tau": 0.01}
     call = drawn(env, network, batch, "bfloat16", updates, double=double, **moves)
     inputs, params, _ = call
@@ -279,12 +279,17 @@ def test_the_markets_kernels_keep_to_registers_and_use_tensor_cores(precision, p
     assert_tiles_fit(kernels, "dqn_update_tiles", tile, precision, on)
 
 
-@pytest.mark.parametrize("double", (True, False))
-def test_the_kernel_of_all_updates_keeps_to_registers_and_its_products_overlap(double):
+@pytest.mark.parametrize(
+    "double, batch, share", ((True, 8192, 1), (False, 4096, 2), (True, 230, 4))
+)
+def test_the_kernel_of_all_updates_keeps_to_registers_and_its_products_overlap(
+    double, batch, share
+):
     on, env = launch.KNOWN["H200"], make("market")
     # The wider head: advantages and a value.
     network = Network(env.width, ((256, 128, 64, env.actions + double),))
-    whole = dqn_grid(env, network, "bfloat16", on)
+    whole = dqn_grid(env, network, batch, "bfloat16", on)
+    assert whole.share == share
     assert_whole_fits(grid_kernel(env, network, whole, double), whole, on)
 
 
@@ -292,7 +297,7 @@ def test_all_updates_are_one_launch_only_where_warpgroups_multiply_and_the_netwo
     for name in ("market", "cartpole"):
         env = make(name)
         network, wide = (Network(env.width, ((*w, 3),)) for w in ((256, 128, 64), (512, 256)))
-        assert dqn_grid(env, network, "bfloat16", launch.KNOWN["H100"]).grid == 132
-        assert dqn_grid(env, network, "float32", launch.KNOWN["H100"]) is None
-        assert dqn_grid(env, network, "bfloat16", launch.KNOWN["A100"]) is None
-        assert dqn_grid(env, wide, "bfloat16", launch.KNOWN["H100"]) is None
+        assert dqn_grid(env, network, 8192, "bfloat16", launch.KNOWN["H100"]).grid == 132
+        assert dqn_grid(env, network, 8192, "float32", launch.KNOWN["H100"]) is None
+        assert dqn_grid(env, network, 8192, "bfloat16", launch.KNOWN["A100"]) is None
+        assert dqn_grid(env, wide, 8192, "bfloat16", launch.KNOWN["H100"]) is None

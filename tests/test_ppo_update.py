@@ -9,6 +9,7 @@ from lowgpu.envs import make
 from lowgpu_kernels import adam, launch, mlp_backward, mlp_forward, observe, ppo_loss
 from lowgpu_kernels.dims import B, M, N, R
 from lowgpu_kernels.ops.mlp.network import Network, policy_network
+from lowgpu_kernels.ops.ppo.grid_update import tiles_of
 from lowgpu_kernels.ops.ppo.ppo_loss import STATISTICS
 from lowgpu_kernels.ops.ppo.ppo_update import (
     ADAM,
@@ -87,7 +88,7 @@ def test_updates_in_one_launch_are_lone_updates_one_after_another_and_the_specs(
     env, network, batch, updates, sms
 ):
     on = replace(launch.KNOWN["H100"], sms=sms)
-    assert ppo_grid(env, network, "bfloat16", on) is not None
+    assert ppo_grid(env, network, batch, "bfloat16", on) is not None
     inputs, params, sizes = drawn(env, network, batch, "bfloat16", updates=updates)
 
     def run(*call, backwards=False):
@@ -100,6 +101,15 @@ def test_updates_in_one_launch_are_lone_updates_one_after_another_and_the_specs(
     ppo_update.verify(whole, inputs, params, None)
     rows, results = ("index", "moments"), ("statistics", "norm")
     lone_updates(ppo_update, run, whole, call, rows, results)
+
+
+def test_the_emulated_launches_share_tiles_in_every_way_and_add_tiles_up():
+    shares = {}
+    for env, network, batch, _, sms in GROUPED:
+        on = replace(launch.KNOWN["H100"], sms=sms)
+        share = ppo_grid(env, network, batch, "bfloat16", on).share
+        shares.setdefault(share, set()).add(tiles_of(batch) > sms)
+    assert shares == {4: {False}, 2: {False}, 1: {False, True}}
 
 
 def test_the_emulated_calls_take_tiles_of_every_size_in_one_and_in_several_rounds():
@@ -200,21 +210,43 @@ def test_the_markets_kernels_keep_to_registers_and_use_tensor_cores(precision, p
     assert_tiles_fit(kernels, "ppo_update_tiles", tile, precision, on)
 
 
-@pytest.mark.parametrize("make_env", (lambda: make("market"), lambda: make("cartpole")))
-def test_the_kernel_of_all_updates_keeps_to_registers_and_its_products_overlap(make_env):
-    on, env = launch.KNOWN["H200"], make_env()
+@pytest.mark.parametrize(
+    "name, batch, share", (("market", 2048, 4), ("market", 8192, 1), ("cartpole", 4096, 2))
+)
+def test_the_kernel_of_all_updates_keeps_to_registers_and_its_products_overlap(name, batch, share):
+    on, env = launch.KNOWN["H200"], make(name)
     network = policy_network(env.width, env.actions)
-    whole = ppo_grid(env, network, "bfloat16", on)
+    whole = ppo_grid(env, network, batch, "bfloat16", on)
+    assert whole.share == share
     assert_whole_fits(grid_kernel(env, network, whole), whole, on)
 
 
 def test_all_updates_are_one_launch_only_where_warpgroups_multiply_and_the_network_fits():
     env, network = make("market"), policy_network(56, 3)
-    assert ppo_grid(env, network, "bfloat16", launch.KNOWN["H100"]).grid == 132
-    assert ppo_grid(env, network, "float32", launch.KNOWN["H100"]) is None
-    assert ppo_grid(env, network, "bfloat16", launch.KNOWN["A100"]) is None
+    assert ppo_grid(env, network, 8192, "bfloat16", launch.KNOWN["H100"]).grid == 132
+    assert ppo_grid(env, network, 8192, "float32", launch.KNOWN["H100"]) is None
+    assert ppo_grid(env, network, 8192, "bfloat16", launch.KNOWN["A100"]) is None
     wide = policy_network(56, 3, (512, 256))
-    assert ppo_grid(env, wide, "bfloat16", launch.KNOWN["H100"]) is None
+    assert ppo_grid(env, wide, 8192, "bfloat16", launch.KNOWN["H100"]) is None
+
+
+def test_few_tiles_are_shared_by_as_many_blocks_as_have_a_part_and_many_leave_a_vector_a_block():
+    env, network, on = make("market"), policy_network(56, 3), launch.KNOWN["H100"]
+    seen = {}
+    for batch in (0, 1, 2112, 2113, 4224, 4225, 8448, 8449, 65536):
+        whole = ppo_grid(env, network, batch, "bfloat16", on)
+        seen[batch] = whole.share, whole.vectors(batch)
+    assert seen == {
+        0: (4, 1),
+        1: (4, 1),
+        2112: (4, 33),
+        2113: (2, 34),
+        4224: (2, 66),
+        4225: (1, 67),
+        8448: (1, 132),
+        8449: (1, 132),
+        65536: (1, 132),
+    }
 
 
 def test_the_markets_weights_are_resident_where_there_is_room():

@@ -2,9 +2,10 @@
 // between their parts (grid_barrier.cuh).
 //
 // A block takes tiles of 64 rows of a minibatch, one after another: two warpgroups run the network up
-// and down over a tile (warpgroup_gradient.cuh), which leaves its own vector of gradients. Then a block
-// adds up its share of the gradient over all tiles, a warp 32 neighbouring 16-byte pieces and every
-// SLICES-th tile; a thread owns some elements of the share for the whole launch, with the parameters
+// and down over a tile (warpgroup_gradient.cuh). A block leaves a vector of gradients, to which it adds
+// tile after tile; where there are few tiles SHARE blocks have the same one, and leave a vector together.
+// Then a block adds up its share of the gradient over all vectors, a warp 32 neighbouring 16-byte
+// pieces and every SLICES-th vector; a thread owns some elements of the share for the whole launch, with the parameters
 // and Adam's means in shared memory, and leaves the rounded weights in an image that every block
 // copies for the next update.
 //
@@ -63,14 +64,26 @@ struct GridTile {
     __device__ Bf16* output() const { return outputs + output_offset(L); }
 };
 
-// A block's tiles, one update after another.
+// A block's tiles, one update after another; SHARE blocks have the same.
 struct Turn {
+    static constexpr int AT_ONCE = LG_GRID / SHARE;
     int update, at;
+    static __device__ int home() { return blockIdx.x / SHARE; }
+    // Whether the block speaks for those that share its tiles.
+    static __device__ bool leads() { return blockIdx.x % SHARE == 0; }
     __device__ Turn next(int tiles) const {
-        const bool last = at + LG_GRID >= tiles;
-        return last ? Turn{update + 1, int(blockIdx.x)} : Turn{update, at + LG_GRID};
+        const bool last = at + AT_ONCE >= tiles;
+        return last ? Turn{update + 1, home()} : Turn{update, at + AT_ONCE};
     }
 };
+
+// Vectors of gradients, and of statistics, that the blocks leave.
+__device__ inline int vectors_of(int tiles) { return min(tiles, Turn::AT_ONCE); }
+
+// Where the gradient of the tile `at` goes.
+__device__ inline Partial vector_of(Bf16* partials, int at) {
+    return {partials + (long long)Turn::home() * LG_PARTIAL, at != Turn::home()};
+}
 
 // COUNT threads of the last warpgroup that bring in the next tile's rows.
 template <int COUNT>

@@ -31,16 +31,17 @@ __device__ inline void leave_tally(const Tile& tile, int warp, float* tallies) {
     static_assert(WARPS > COUNT, "a warp adds up a statistic, and one more has another task");
     const float* const of = tile.loss_sums + threadIdx.x % WARP_LANES * COUNT + warp;
     const float total = warp_sum(of[0] + of[WARP_LANES * COUNT]);
-    if (threadIdx.x % WARP_LANES == 0) tallies[blockIdx.x * round_up(COUNT, 4) + warp] = total;
+    if (threadIdx.x % WARP_LANES == 0 && Turn::leads())
+        tallies[Turn::home() * round_up(COUNT, 4) + warp] = total;
 }
 
 // One warp: the sums of what blocks left of their statistics, in every lane.
 template <int COUNT>
-__device__ inline void add_tallies(const float* tallies, int blocks, float (&totals)[COUNT]) {
+__device__ inline void add_tallies(const float* tallies, int vectors, float (&totals)[COUNT]) {
     constexpr int FOURS = (COUNT + 3) / 4;
 #pragma unroll
     for (int k = 0; k < COUNT; ++k) totals[k] = 0.f;
-    for (int at = threadIdx.x % WARP_LANES; at < blocks; at += WARP_LANES) {
+    for (int at = threadIdx.x % WARP_LANES; at < vectors; at += WARP_LANES) {
         const float4* const of = reinterpret_cast<const float4*>(tallies) + (long long)at * FOURS;
         float4 four[FOURS];
 #pragma unroll
@@ -55,10 +56,10 @@ __device__ inline void add_tallies(const float* tallies, int blocks, float (&tot
     for (int k = 0; k < COUNT; ++k) totals[k] = warp_sum(totals[k]);
 }
 
-// The block's share of the gradient added up over the tiles, in order: elements in tile.sums[0], and the
-// sum of their squares in squares[blockIdx.x].
+// The block's share of the gradient added up over the vectors, in order: elements in tile.sums[0], and
+// the sum of their squares in squares[blockIdx.x].
 template <class Tile>
-__device__ inline void add_up(const Tile& tile, const Bf16* partials, int tiles, float* squares) {
+__device__ inline void add_up(const Tile& tile, const Bf16* partials, int vectors, float* squares) {
     const int thread = thread_index(), lane = thread % WIDE, slice = thread / WIDE;
     const int piece = blockIdx.x * A_BLOCK + lane;
     if (lane < A_BLOCK && slice < SLICES) {
@@ -71,13 +72,13 @@ __device__ inline void add_up(const Tile& tile, const Bf16* partials, int tiles,
             wanted |= tile.owned[lane * PIECE + j].place.parameter >= 0;
         if (wanted)
 #pragma unroll 1
-            for (int first = slice; first < tiles; first += SLICES * AHEAD) {
+            for (int first = slice; first < vectors; first += SLICES * AHEAD) {
                 Piece got[AHEAD];
 #pragma unroll
                 for (int i = 0; i < AHEAD; ++i) {
                     const int at = first + i * SLICES;
                     got[i].bits = make_uint4(0u, 0u, 0u, 0u);
-                    if (at < tiles)
+                    if (at < vectors)
                         got[i].bits = __ldcg(reinterpret_cast<const uint4*>(
                             from + (long long)at * LG_PARTIAL));
                 }

@@ -6,16 +6,23 @@
 //     not count ...
 //     show_to_products();
 //     tile.team.sync();
-//     backward_from<LAYER_COUNT - 1>(tile, partial);
+//     backward_from<LAYER_COUNT - 1>(tile, Partial{vector, whether an earlier tile is in it});
 //
+// Where SHARE blocks have the same tile each makes its part of the weights' gradients, in the vector
+// that they share, and all the rest of the way down.
 // Going down, the gradient by what a layer sums replaces what the layer gave, in the same place.
 #pragma once
+#include "bf16_add.cuh"
 #include "warpgroup_layers.cuh"
+
+constexpr int SHARE = LG_SHARE, SHARING_GROUPS = SHARE * GROUPS;
 
 // Inputs that a product has of a layer's weights at once, beside 64 of the outputs.
 __host__ __device__ constexpr int inputs_at_once(int layer) {
     const int tall = column_blocks(LAYERS[layer].fan_out);
-    return LAYERS[layer].fan_in > 64 && tall * ((LAYERS[layer].fan_in + 127) / 128) >= GROUPS ? 128 : 64;
+    return LAYERS[layer].fan_in > 64 && tall * ((LAYERS[layer].fan_in + 127) / 128) >= SHARING_GROUPS
+               ? 128
+               : 64;
 }
 __host__ __device__ constexpr int products_across(int layer) {
     return (LAYERS[layer].fan_in + inputs_at_once(layer) - 1) / inputs_at_once(layer);
@@ -32,6 +39,25 @@ __host__ __device__ constexpr int partial_offset(int layer) {
     return offset;
 }
 static_assert(partial_offset(LAYER_COUNT) == LG_PARTIAL, "grid_update.py counts the same elements");
+
+// Where a tile's gradient goes. An element is always the same thread's.
+struct Partial {
+    Bf16* const vector;
+    const bool adds;
+
+    __device__ void put(int at, uint4 eight) const {
+        if (adds)
+            add_eight_bf16(vector + at, eight);
+        else
+            *reinterpret_cast<uint4*>(vector + at) = eight;
+    }
+    __device__ void put(int at, float one) const {
+        if (adds)
+            add_bf16(vector + at, to_real(one));
+        else
+            vector[at] = to_real(one);
+    }
+};
 
 // What an element of the vector belongs to.
 struct Place {
@@ -98,40 +124,46 @@ struct WeightGradient {
         end_product_group();
     }
 
-    __device__ void store(Bf16* partial, int i) {
+    __device__ void store(const Partial& partial, int i) {
         take_sums(sums);
         take_sums(bias);
         // A head's products have rows that belong to no output: whole warps have nothing to write.
         const int output = i / ACROSS * 64 + warp_index() % 4 * 16;
         if (i >= COUNT || output >= layer.fan_out) return;
         const int thread = warp_index() % 4 * WARP_LANES + lane_index();
-        Bf16* const to = partial + partial_offset(L);
+        const int to = partial_offset(L) + i * product_elements(L) + thread * 8;
 #pragma unroll
         for (int j = 0; j < N / 2; j += 8)
-            *reinterpret_cast<uint4*>(to + i * product_elements(L) +
-                                      (j / 8 * GROUP_THREADS + thread) * 8) =
-                make_uint4(pack_bf16(sums[j], sums[j + 1]), pack_bf16(sums[j + 2], sums[j + 3]),
-                           pack_bf16(sums[j + 4], sums[j + 5]), pack_bf16(sums[j + 6], sums[j + 7]));
+            partial.put(to + j * GROUP_THREADS,
+                        make_uint4(pack_bf16(sums[j], sums[j + 1]), pack_bf16(sums[j + 2], sums[j + 3]),
+                                   pack_bf16(sums[j + 4], sums[j + 5]),
+                                   pack_bf16(sums[j + 6], sums[j + 7])));
         if (i % ACROSS == 0 && thread % 4 == 0) {
-            Bf16* const of_bias = to + products_elements(L) + output + thread % 32 / 4;
-            of_bias[0] = to_real(bias[0]);
-            of_bias[8] = to_real(bias[2]);
+            const int of_bias = partial_offset(L) + products_elements(L) + output + thread % 32 / 4;
+            partial.put(of_bias, bias[0]);
+            partial.put(of_bias + 8, bias[2]);
         }
     }
 };
 
+// The group's number among all that share a tile.
+template <class Tile>
+__device__ inline int sharing_group(const Tile& tile) {
+    return blockIdx.x % SHARE * GROUPS + tile.team.warp / 4;
+}
+
 // The products of a weight gradient from `from` on that are this group's, two at a time.
 template <int L, class Tile>
-__device__ inline void weight_gradient_from(const Tile& tile, Bf16* partial, int from) {
+__device__ inline void weight_gradient_from(const Tile& tile, const Partial& partial, int from) {
 #pragma unroll 1
-    for (int i = from; i < WeightGradient<L>::COUNT; i += 2 * GROUPS) {
+    for (int i = from; i < WeightGradient<L>::COUNT; i += 2 * SHARING_GROUPS) {
         WeightGradient<L> first, second;
         first.start(tile, i);
-        second.start(tile, i + GROUPS);
+        second.start(tile, i + SHARING_GROUPS);
         wait_for_products_but<1>();
         first.store(partial, i);
         wait_for_products_but<0>();
-        second.store(partial, i + GROUPS);
+        second.store(partial, i + SHARING_GROUPS);
     }
 }
 
@@ -213,8 +245,8 @@ struct InputGradient {
 // sums, in the place of what that layer gave. While the tensor cores work on one product a group
 // stores or masks what the one before gave.
 template <int L, class Tile>
-__device__ inline void backward_from(const Tile& tile, Bf16* partial) {
-    const int group = tile.team.warp / 4;
+__device__ inline void backward_from(const Tile& tile, const Partial& partial) {
+    const int group = tile.team.warp / 4, product = sharing_group(tile);
     if constexpr (LAYERS[L].depth > 0) {
         WeightGradient<L> first;
         using Input = InputGradient<L>;
@@ -222,22 +254,22 @@ __device__ inline void backward_from(const Tile& tile, Bf16* partial) {
         {
             Input of_input;
             of_input.start(tile, group);
-            first.start(tile, group);
+            first.start(tile, product);
             wait_for_products_but<1>();
             of_input.finish(tile, group, words[0]);
         }
-        if constexpr (WeightGradient<L>::COUNT > GROUPS) {
+        if constexpr (WeightGradient<L>::COUNT > SHARING_GROUPS) {
             WeightGradient<L> second;
-            second.start(tile, group + GROUPS);
+            second.start(tile, product + SHARING_GROUPS);
             wait_for_products_but<1>();
-            first.store(partial, group);
+            first.store(partial, product);
             wait_for_products_but<0>();
-            second.store(partial, group + GROUPS);
+            second.store(partial, product + SHARING_GROUPS);
         } else {
             wait_for_products_but<0>();
-            first.store(partial, group);
+            first.store(partial, product);
         }
-        weight_gradient_from<L>(tile, partial, group + 2 * GROUPS);
+        weight_gradient_from<L>(tile, partial, product + 2 * SHARING_GROUPS);
 #pragma unroll
         for (int pass = 1; pass < Input::PASSES; ++pass) {
             Input of_input;
@@ -252,7 +284,7 @@ __device__ inline void backward_from(const Tile& tile, Bf16* partial) {
         show_to_products();
         tile.team.sync();
     } else {
-        weight_gradient_from<L>(tile, partial, group);
+        weight_gradient_from<L>(tile, partial, product);
     }
     if constexpr (L > 0) backward_from<L - 1>(tile, partial);
 }

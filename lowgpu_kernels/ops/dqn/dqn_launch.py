@@ -26,21 +26,21 @@ TALLY = 4  # floats that a tile leaves of its statistics
 WORK = {**UPDATE_WORK, "held": "float32"}
 
 
-def dqn_grid(env, network, precision, on):
-    """The GridUpdate of dqn_update_grid.cu for the Device `on`, or None."""
+def dqn_grid(env, network, batch, precision, on):
+    """The GridUpdate of dqn_update_grid.cu for so many rows on the Device `on`, or None."""
     # Of a row two states, in whose place the target's outputs were; the goal and the statistics; twice
     # what else is known of it, and a table row.
     states = 2 * (len(env.floats) + len(env.ints))
     a_row = 4 * (max(states, network.outputs) + 1 + TALLY + 2 * (4 + 1))
     # An element has its two places, the parameter, Adam's means and the target.
     needs = {"inputs": 3, "a_row": a_row, "an_element": 24, "sums_apart": False}
-    return grid_update(network, precision, on, barriers=len(network.layers), **needs)
+    return grid_update(network, batch, precision, on, barriers=len(network.layers), **needs)
 
 
 def work_of(sizes, params):
     """{name: shape} of the working memory of either way to run an update."""
     network, precision, batch = params["network"], params["precision"], sizes["B"]
-    whole = dqn_grid(params["env"], network, precision, launch.device())
+    whole = dqn_grid(params["env"], network, batch, precision, launch.device())
     made = work_shapes(whole, network, precision, batch, TALLY, images=2)
     return made | {"held": (0 if whole is not None else batch, network.outputs)}
 
@@ -71,7 +71,7 @@ def launch_updates(parameters, target, m, v, step, *rest):
     world = table, series, i32(rows_of(series))
     rates = lr, *beta_terms(beta1), beta2, *beta_terms(beta2), eps, max_norm
     moves = tau, target_every
-    whole = dqn_grid(env, network, precision, launch.device())
+    whole = dqn_grid(env, network, rows[2].shape[1], precision, launch.device())
     if whole is not None:
         kernel = grid_kernel(env, network, whole, double)
         args = learned, rows, world, delta, (*rates, *moves), (gradient, *results), work

@@ -112,7 +112,8 @@ def dqn_update(
     them are rounded as factors of products, sums are float32. On a GPU and in bfloat16 the gradient
     of each tile of 16 to 64 rows is rounded once more, by at most 2^-9 of itself. The same call
     gives the same bits; rows of a tile follow from the device. Where the GPU's warpgroups multiply
-    (sm_90a) and a block holds the network, all updates are one launch; else each is three.
+    (sm_90a) and a block holds the network, all updates are one launch, and an SM that has several
+    tiles of a minibatch adds them up in bfloat16, each sum rounded the same; else each is three.
 
     Changes: parameters, target, m, v, step; nothing where the loss of a row is not finite, as the norm
         then is not either.

@@ -29,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int tiles = (batch - 1) / ROWS + 1;
     GridBarrier grid(arrivals);
     const int warp = tile.team.warp;
-    const bool gathers = Gatherers::are(warp) && blockIdx.x < tiles;
+    const bool gathers = Gatherers::are(warp) && Turn::home() < tiles;
 
     prepare(tile, LAYER_COUNT);
     clear_around(images, 2);
@@ -45,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     });
     grid.arrive();
 
-    Turn turn = {0, int(blockIdx.x)};
+    Turn turn = {0, Turn::home()};
     if (gathers) {
         Gatherers::fetch(tile, from, turn);
         Gatherers().leave(tile, from, turn);
@@ -55,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
     for (int update = 0; update < updates; ++update) {
         for (int i = threadIdx.x; i < ROWS * LOSS_SUMS; i += THREADS) tile.loss_sums[i] = 0.f;
-        for (int at = blockIdx.x; at < tiles; at += LG_GRID) {
+        for (int at = Turn::home(); at < tiles; at += Turn::AT_ONCE) {
             wait_for_copies_but<0>();
             show_to_products();
             __syncthreads();  // these rows are there, and the last tile's are done with
@@ -85,12 +85,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             tile.pass = LAST_PASS;
             if (threadIdx.x < ROWS) {
                 float sums[LOSS_SUMS] = {};
-                if (window.action >= 0)
-                    errors[(long long)update * batch + at * ROWS + threadIdx.x] =
-                        loss_of_row(y, window.action, tile.goals[threadIdx.x], window.weight, share,
-                                    delta, sums);
-                else
+                if (window.action >= 0) {
+                    const float error = loss_of_row(y, window.action, tile.goals[threadIdx.x],
+                                                    window.weight, share, delta, sums);
+                    if (Turn::leads())
+                        errors[(long long)update * batch + at * ROWS + threadIdx.x] = error;
+                } else {
                     for (int c = 0; c < LG_HEADS; ++c) y[c] = 0.f;
+                }
 #pragma unroll
                 for (int k = 0; k < LOSS_SUMS; ++k)
                     tile.loss_sums[threadIdx.x * LOSS_SUMS + k] += sums[k];
@@ -100,8 +102,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 Gatherers::fetch(tile, from, turn);
             }
             tile.team.sync();
-            backward_from<LAYER_COUNT - 1>(tile, partials + (long long)at * LG_PARTIAL);
-            if (gathers && at + LG_GRID < tiles) Gatherers().leave(tile, from, turn);
+            backward_from<LAYER_COUNT - 1>(tile, vector_of(partials, at));
+            if (gathers && at + Turn::AT_ONCE < tiles) Gatherers().leave(tile, from, turn);
         }
         grid.arrive();
         if (gathers) Gatherers().leave(tile, from, turn);
@@ -111,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             *tile.rates = adam_rates(lr, log1, log2, done, 0, 1);
         grid.wait();
 
-        add_up(tile, partials, tiles, squares);
+        add_up(tile, partials, vectors_of(tiles), squares);
         grid.arrive();
         grid.wait();
 
@@ -134,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         grid.arrive();
         if (blockIdx.x == LG_GRID - 1 && warp == WARPS - 1) {
             float totals[LOSS_SUMS];
-            add_tallies(tallies, min(tiles, LG_GRID), totals);
+            add_tallies(tallies, vectors_of(tiles), totals);
             if (threadIdx.x % WARP_LANES == 0)
 #pragma unroll
                 for (int k = 0; k < LOSS_SUMS; ++k)

@@ -3,7 +3,8 @@
 As in ops/mlp/rounding.py every rounding is an independent error of zero mean, whose variance is
 carried along. The spec rounds factors to bfloat16 where the executors do, so what is left is the
 error of float32 sums, what becomes of it when it crosses an edge between two bfloat16 numbers or
-the kink of relu, and, on a GPU in bfloat16, the rounding of each tile's share of the gradient.
+the kink of relu, and, on a GPU in bfloat16, the rounding of each tile's share of the gradient, alone
+and once more with those of the block's tiles before it.
 """
 
 import numpy as np
@@ -12,7 +13,7 @@ from lowgpu_kernels.ops.mlp.rounding import DEVIATIONS, SUM
 from lowgpu_kernels.ops.mlp.tile import ROWS
 
 SPACING = {"float32": 0.0, "bfloat16": 2.0**-7}  # of stored numbers, relative to their size
-PARTIAL = {"float32": 0.0, "bfloat16": 2.0**-9}  # of the rounding of a tile's share
+PARTIAL = {"float32": 0.0, "bfloat16": 2.0**-9}  # of the rounding of a share or of shares so far
 TANH = {"float32": 4 * SUM, "bfloat16": 2.0**-11}  # relative error of tanh before it is stored
 OBSERVED = 8  # roundings of the env's arithmetic in an observation
 SCALARS = 16  # roundings in a row's loss: exponentials, logarithms, quotients
@@ -94,11 +95,15 @@ def update_deviations(x, parameters, network, precision, grad_y, through_loss):
 
 
 def _squared_shares(g, factor, precision):
-    """Sum over tiles of their squared shares of g^T factor, for the tile size that gives the most."""
+    """Squares of tiles' shares of g^T factor and of a lone block's sums of them, for the tiles of most."""
     most = 0.0
     for rows in ROWS[precision]:
-        shares = (g[at : at + rows].T @ factor[at : at + rows] for at in range(0, len(g), rows))
-        most = np.maximum(most, sum(share**2 for share in shares))
+        total, squares = 0.0, 0.0
+        for at in range(0, len(g), rows):
+            share = g[at : at + rows].T @ factor[at : at + rows]
+            total = total + share
+            squares = squares + share**2 + (total**2 if at else 0)
+        most = np.maximum(most, squares)
     return most
 
 

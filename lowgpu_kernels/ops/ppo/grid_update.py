@@ -13,7 +13,8 @@ GROUPS = THREADS // 128
 COLUMNS = 64  # of a block of a matrix in shared memory
 WARP = 32
 PIECE = 8  # elements in 16 bytes
-AHEAD = 16  # tiles of which a thread reads 16 bytes at once. Untuned.
+AHEAD = 16  # vectors of which a thread reads 16 bytes at once. Untuned.
+MOST_SHARE = 4  # blocks of a tile: a warpgroup's part of a layer is then one product. Untuned.
 WARPGROUPS = (9, 0)  # the compute capability whose instructions warpgroup.cuh has
 
 
@@ -23,12 +24,14 @@ class GridUpdate:
 
     Attributes:
         grid: blocks, all on the GPU at once.
+        share: blocks that share the weights' gradients of a tile, where there are few tiles.
         nbytes: shared memory of a block.
-        partial: elements that a tile leaves of its gradient.
+        partial: elements of a vector of gradients.
         image: bytes of the rounded weights and the biases.
     """
 
     grid: int
+    share: int
     nbytes: int
     partial: int
     image: int
@@ -42,19 +45,40 @@ class GridUpdate:
             "threads": THREADS,
             "teams": 1,
             "grid": self.grid,
+            "share": self.share,
             "ahead": AHEAD,
             "partial": self.partial,
             "tile_nbytes": self.nbytes,
         }
 
-    def tiles(self, batch):
-        """Tiles of a minibatch; an empty one has a tile of no rows."""
-        return max(1, blocks(batch, ROWS))
+    def vectors(self, batch):
+        """Vectors of gradients that the blocks leave: of a tile, or of all tiles of a block."""
+        return min(tiles_of(batch), self.grid // self.share)
+
+
+def tiles_of(batch):
+    """Tiles of a minibatch; an empty one has a tile of no rows."""
+    return max(1, blocks(batch, ROWS))
+
+
+def grid_update(network, batch, precision, on, **needs):
+    """The GridUpdate for a minibatch of `batch` rows on the Device `on`.
+
+    Args:
+        needs: what the kernel needs of shared memory, as `_grid_update` takes it.
+
+    Returns:
+        None where `on` has no warpgroup products or too little room.
+    """
+    share = MOST_SHARE
+    while share > 1 and share * tiles_of(batch) > on.sms:
+        share //= 2
+    return _grid_update(network, share, precision, on, **needs)
 
 
 @functools.cache
-def grid_update(network, precision, on, *, inputs, a_row, an_element, barriers, sums_apart):
-    """The GridUpdate for the Device `on`; None where it has no warpgroup products or too little room.
+def _grid_update(network, share, precision, on, *, inputs, a_row, an_element, barriers, sums_apart):
+    """One with so many blocks a tile.
 
     Args:
         inputs: rows of input that a row of the tile has: of one state or more, now and next.
@@ -65,7 +89,7 @@ def grid_update(network, precision, on, *, inputs, a_row, an_element, barriers, 
     """
     if precision != "bfloat16" or on.capability != WARPGROUPS:
         return None
-    partial = sum(_partial(layer) for layer in network.layers)
+    partial = sum(_partial(layer, share * GROUPS) for layer in network.layers)
     weights = 2 * sum(
         blocks(x.fan_in, COLUMNS) * COLUMNS * round_up(x.fan_out, 16) for x in network.layers
     )
@@ -85,12 +109,12 @@ def grid_update(network, precision, on, *, inputs, a_row, an_element, barriers, 
     nbytes += sums_apart * sums + few + owned
     if nbytes > on.shared_per_block:
         return None
-    return GridUpdate(on.sms, nbytes, partial, weights + 4 * floats)
+    return GridUpdate(on.sms, share, nbytes, partial, weights + 4 * floats)
 
 
-def _partial(layer):
-    """Elements of a tile's gradient of one layer, in the order of warpgroup_gradient.cuh."""
+def _partial(layer, groups):
+    """Elements of a vector of one layer's gradients, in the order of warpgroup_gradient.cuh."""
     tall = blocks(layer.fan_out, COLUMNS)
-    wide = layer.fan_in > 64 and tall * blocks(layer.fan_in, 128) >= GROUPS
+    wide = layer.fan_in > 64 and tall * blocks(layer.fan_in, 128) >= groups
     inputs = 128 if wide else 64
     return tall * (blocks(layer.fan_in, inputs) * inputs + 1) * COLUMNS

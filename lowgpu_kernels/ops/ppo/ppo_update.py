@@ -106,7 +106,8 @@ def ppo_update(
     nothing of a row goes through device memory, and in bfloat16 the gradient of each tile of 16 to
     64 rows is rounded once more, by at most 2^-9 of itself, before tiles are added up in float32.
     The same call gives the same bits; rows of a tile follow from the device. Where the GPU's
-    warpgroups multiply (sm_90a) and a block holds the network, all updates are one launch.
+    warpgroups multiply (sm_90a) and a block holds the network, all updates are one launch, and an
+    SM that has several tiles of a minibatch adds them up in bfloat16, each sum rounded the same.
 
     Changes: parameters, m, v, step; nothing where the norm is not finite.
 

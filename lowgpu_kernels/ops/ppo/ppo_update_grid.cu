@@ -12,10 +12,10 @@ constexpr int ACTIONS = LG_ACTIONS, TALLY = 8;
 static_assert(LG_HEADS == ACTIONS + 1, "the network gives the env's logits and a value");
 
 // One warp: means of the statistics from the sums of the blocks that had rows.
-__device__ inline void finish_statistics(const float* tallies, int blocks, int batch, float value_weight,
+__device__ inline void finish_statistics(const float* tallies, int vectors, int batch, float value_weight,
                                          float entropy_weight, float* statistics) {
     float totals[LOSS_SUMS];
-    add_tallies(tallies, blocks, totals);
+    add_tallies(tallies, vectors, totals);
     if (threadIdx.x % WARP_LANES != 0) return;
     const float count = float(max(batch, 1));
 #pragma unroll
@@ -46,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int tiles = (batch - 1) / ROWS + 1;
     GridBarrier grid(arrivals);
     const int warp = tile.team.warp;
-    const bool gathers = Gatherers::are(warp) && blockIdx.x < tiles;
+    const bool gathers = Gatherers::are(warp) && Turn::home() < tiles;
 
     prepare(tile, LAYER_COUNT + 1);
     clear_around(image, 1);
@@ -60,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     });
     grid.arrive();
 
-    Turn turn = {0, int(blockIdx.x)};
+    Turn turn = {0, Turn::home()};
     if (gathers) {
         tile.rows[Gatherers::thread()].following =
             Gatherers::owns(from, turn) ? *Gatherers::place(from, turn) : 0;
@@ -71,9 +71,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     grid.wait();
 
     for (int update = 0; update < updates; ++update) {
-        if (threadIdx.x == 0 && blockIdx.x < tiles) copy_weights(tile, image);
+        if (threadIdx.x == 0 && Turn::home() < tiles) copy_weights(tile, image);
         for (int i = threadIdx.x; i < ROWS * LOSS_SUMS; i += THREADS) tile.loss_sums[i] = 0.f;
-        for (int at = blockIdx.x; at < tiles; at += LG_GRID) {
+        for (int at = Turn::home(); at < tiles; at += Turn::AT_ONCE) {
             wait_for_copies_but<0>();
             show_to_products();
             __syncthreads();  // these rows are there, and the last tile's are done with
@@ -97,8 +97,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 Gatherers::fetch(tile, from, turn, tiles);
             }
             tile.team.sync();
-            backward_from<LAYER_COUNT - 1>(tile, partials + (long long)at * LG_PARTIAL);
-            if (gathers && at + LG_GRID < tiles) Gatherers().leave(tile, from, turn);
+            backward_from<LAYER_COUNT - 1>(tile, vector_of(partials, at));
+            if (gathers && at + Turn::AT_ONCE < tiles) Gatherers().leave(tile, from, turn);
         }
         grid.arrive();
         if (gathers) Gatherers().leave(tile, from, turn);
@@ -109,7 +109,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         tile.parity ^= 1;
         grid.wait();
 
-        add_up(tile, partials, tiles, squares);
+        add_up(tile, partials, vectors_of(tiles), squares);
         grid.arrive();
         grid.wait();
 
@@ -127,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         if (blockIdx.x == 0 && threadIdx.x == 0) norm[update] = length;
         grid.arrive();
         if (blockIdx.x == LG_GRID - 1 && warp == WARPS - 1)
-            finish_statistics(tallies, min(tiles, LG_GRID), batch, value_weight, entropy_weight,
+            finish_statistics(tallies, vectors_of(tiles), batch, value_weight, entropy_weight,
                               statistics + (long long)update * TALLY);
         grid.wait();
     }

@@ -37,20 +37,20 @@ def sum_grid(parameters, precision):
     return blocks(parameters * ITEMSIZE[precision], WARP * PIECE_NBYTES)
 
 
-def ppo_grid(env, network, precision, on):
-    """The GridUpdate of ppo_update_grid.cu for the Device `on`, or None."""
+def ppo_grid(env, network, batch, precision, on):
+    """The GridUpdate of ppo_update_grid.cu for so many rows on the Device `on`, or None."""
     # Five words of a row's transition, twice; those, its state, the moments and an index on their way;
     # its table row and its statistics.
     words = 10 + (5 + len(env.floats) + len(env.ints) + 3) + 1 + 7
     # An element has its two places, the parameter and Adam's means.
     needs = {"inputs": 2, "a_row": 4 * words, "an_element": 20, "sums_apart": True}
-    return grid_update(network, precision, on, barriers=len(network.layers) + 1, **needs)
+    return grid_update(network, batch, precision, on, barriers=len(network.layers) + 1, **needs)
 
 
 def work_of(sizes, params):
     """{name: shape} of the working memory of either way to run an update."""
     network, precision = params["network"], params["precision"]
-    whole = ppo_grid(params["env"], network, precision, launch.device())
+    whole = ppo_grid(params["env"], network, sizes["B"], precision, launch.device())
     return work_shapes(whole, network, precision, sizes["B"], TALLY)
 
 
@@ -58,15 +58,15 @@ def work_shapes(whole, network, precision, batch, tally, images=1):
     """What every kernel of updates needs, by name: `tally` floats a tile or a block, `images` of weights
     where all updates are one launch."""
     if whole is not None:
-        tiles, partial, image = whole.tiles(batch), whole.partial, images * whole.image
+        vectors, partial, image = whole.vectors(batch), whole.partial, images * whole.image
         tallies = sums = whole.grid
     else:
         tile = update_tile(network, batch, precision, launch.device())
-        tiles = tallies = tile.tiles(batch)
+        vectors = tallies = tile.tiles(batch)
         partial, image = network.parameters, 0
         sums = sum_grid(network.parameters, precision)
     return {
-        "partials": (tiles, partial),
+        "partials": (vectors, partial),
         "tallies": (tallies, tally),
         "squares": (sums,),
         "counter": (1,),
@@ -101,7 +101,7 @@ def launch_updates(parameters, m, v, step, *rest):
     states = state_floats, state_ints, table, series, i32(rows_of(series))
     weights = clip, value_clip, value_weight, entropy_weight
     outputs = gradient, statistics, norm
-    whole = ppo_grid(env, network, precision, launch.device())
+    whole = ppo_grid(env, network, index.shape[1], precision, launch.device())
     if whole is not None:
         moving = lr, *_rates(*moving)
         args = learned, states, index, taken, moments, weights, moving, outputs, work
