@@ -28,7 +28,9 @@ def test_an_env_is_made_by_name_with_its_options():
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="name must be one of cartpole, market, got 'pong'"):
+    with pytest.raises(
+        ValueError, match="name must be one of acrobot, cartpole, market, mountain_car, got 'pong'"
+    ):
         make("pong")
     with pytest.raises(TypeError, match="gravity"):
         make("cartpole", gravity=1)

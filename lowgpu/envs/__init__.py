@@ -1,12 +1,28 @@
 """Environments by name."""
 
+from lowgpu.envs.acrobot import acrobot
 from lowgpu.envs.cartpole import cartpole
 from lowgpu.envs.check import EnvError, check_env
 from lowgpu.envs.market import market
+from lowgpu.envs.mountain_car import mountain_car
 
-__all__ = ["ENVS", "EnvError", "cartpole", "check_env", "make", "market"]
+__all__ = [
+    "ENVS",
+    "EnvError",
+    "acrobot",
+    "cartpole",
+    "check_env",
+    "make",
+    "market",
+    "mountain_car",
+]
 
-ENVS = {"cartpole": cartpole, "market": market}
+ENVS = {
+    "acrobot": acrobot,
+    "cartpole": cartpole,
+    "market": market,
+    "mountain_car": mountain_car,
+}
 
 
 def make(name, **options):
