@@ -151,7 +151,8 @@ def _read(path):
 
 
 def _header_nbytes(path, start, size):
-    pickled = start[:1] == b"\x80" and start[1:2] <= b"\x05"
+    # A header's length may begin with the same two bytes; what it is of begins with a brace.
+    pickled = start[:1] == b"\x80" and start[1:2] <= b"\x05" and start[8:] != b"{"
     if pickled or start[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
         raise CheckpointError(
             f"{path} is a {'pickle' if pickled else 'zip, as PyTorch and others save pickles in'}, "

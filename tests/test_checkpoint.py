@@ -47,6 +47,13 @@ def test_what_is_loaded_is_what_was_saved_bit_for_bit(tmp_path):
         assert loaded.arrays[name].flags.writeable
 
 
+def test_a_header_of_any_length_is_read(tmp_path):
+    path = tmp_path / "checkpoint.safetensors"
+    for extra in range(0, 1600, 7):
+        save(path, {"a": ARRAYS["flags"]}, {"text": "x" * extra})
+        assert load(path, {"a": ((2,), bool)}).document["text"] == "x" * extra
+
+
 def test_equal_contents_give_equal_files(tmp_path):
     raw = written(tmp_path).read_bytes()
     assert written(tmp_path).read_bytes() == raw
