@@ -8,7 +8,7 @@ work, and its sizes are plain attributes.
              A call runs the work and blocks until the device has finished: use the wall clock.
     PyTorch  gae_torch.GAE  mlp_torch.MLP  updates_torch.PPOUpdate  updates_torch.DQNUpdate
              per_torch.PrioritizedReplay  int8_torch.Gemm  int8_torch.MLP  tft_torch.TFT
-             ceilings_torch.Copy  ceilings_torch.Gemm
+             tft_lean_torch.TFT  ceilings_torch.Copy  ceilings_torch.Gemm
              `run()` queues the work on torch's current stream and returns: use the event clock, or
              `block()` after it.
 
@@ -34,6 +34,7 @@ MODULES = (
     "mlp_torch",
     "per_torch",
     "ppo_jax",
+    "tft_lean_torch",
     "tft_torch",
     "updates_torch",
     "workload",

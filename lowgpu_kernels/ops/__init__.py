@@ -27,6 +27,12 @@ from lowgpu_kernels.ops.stats.minibatch_moments import minibatch_moments
 from lowgpu_kernels.ops.stats.moments import moments
 from lowgpu_kernels.ops.stats.normalize import normalize
 from lowgpu_kernels.ops.stats.permutation import permutation
+from lowgpu_kernels.ops.tft.gated import gated_norm, gated_residual
+from lowgpu_kernels.ops.tft.interpretable_attention import interpretable_attention
+from lowgpu_kernels.ops.tft.linear import linear, linear_float32
+from lowgpu_kernels.ops.tft.lstm import lstm
+from lowgpu_kernels.ops.tft.selection_weights import selection_weights
+from lowgpu_kernels.ops.tft.variable_mixture import variable_mixture
 
 __all__ = [
     "act",
@@ -37,10 +43,16 @@ __all__ = [
     "episode_statistics",
     "experience",
     "gae",
+    "gated_norm",
+    "gated_residual",
     "huber",
     "int8_gemm",
     "int8_gemm_requantized",
     "int8_gemm_scaled",
+    "interpretable_attention",
+    "linear",
+    "linear_float32",
+    "lstm",
     "minibatch_moments",
     "mlp_backward",
     "mlp_forward",
@@ -58,4 +70,6 @@ __all__ = [
     "replay_write",
     "reset",
     "rollout",
+    "selection_weights",
+    "variable_mixture",
 ]
