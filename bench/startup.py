@@ -70,7 +70,7 @@ def child(start, arguments):
         arguments: of the command line.
     """
     phases = Phases(start)
-    from lowgpu import __main__, hardware, metrics, ppo, runs, streams
+    from lowgpu import __main__, hardware, metrics, runs, streams, training
 
     phases.imported()
     phases.timed(hardware, "choose", "device")
@@ -78,8 +78,8 @@ def child(start, arguments):
     phases.timed(__main__, "_plan", "plan")
     phases.timed(__main__, "_monitor", "monitor")
     phases.timed(streams, "build", "compile")
-    phases.timed(ppo, "allocate", "allocation")
-    phases.timed(ppo, "queue_of", "allocation")
+    phases.timed(training, "allocate", "allocation")
+    phases.timed(training, "queue_of", "allocation")
 
     def finished(*_):
         sys.__stdout__.write(json.dumps(phases.done()) + "\n")

@@ -30,8 +30,10 @@ JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object on sta
 DATA = Annotated[
     Path | None, typer.Option(help="Bars as CSV; without it the built-in sample of daily bars.")
 ]
-ENV = Annotated[str | None, typer.Option(help="market (default) or cartpole.")]
-ALGO = Annotated[str | None, typer.Option(help="ppo.")]
+ENV = Annotated[
+    str | None, typer.Option(help="market (default), cartpole, acrobot or mountain_car.")
+]
+ALGO = Annotated[str | None, typer.Option(help="ppo (default) or dqn.")]
 DEVICE = Annotated[
     str | None, typer.Option(help="auto (default: a GPU where one can be used), cpu or cuda.")
 ]
@@ -52,8 +54,8 @@ def _in_one_sentence():
             from lowgpu.checkpoint import CheckpointError
             from lowgpu.config import ConfigError
             from lowgpu.pools import MemoryPlanError
-            from lowgpu.ppo import TrainingError
             from lowgpu.runs import RunError
+            from lowgpu.training import TrainingError
 
             refused = ConfigError, CheckpointError, MemoryPlanError, RunError, hardware.DeviceError
             try:
@@ -82,7 +84,7 @@ def train(
     algo: ALGO = None,
     steps: Annotated[
         int | None,
-        typer.Option(help="Env steps, rounded up to whole rollouts of envs * rollout_steps."),
+        typer.Option(help="Env steps, rounded up to whole iterations."),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of the parameters and all draws.")] = None,
     device: DEVICE = None,
@@ -95,8 +97,8 @@ def train(
     batch: Annotated[
         str | None,
         typer.Option(
-            help="Choose ppo.minibatches for this machine: measured (the smallest minibatch near "
-            "the best throughput) or tier (by the GPU's memory). Without it as configured."
+            help="Choose ppo.minibatches or dqn.batch for this machine: measured (the smallest "
+            "minibatch near the best throughput) or tier (by the GPU's memory). Without it as configured."
         ),
     ] = None,
     settings: SETTINGS = None,
@@ -111,7 +113,7 @@ def train(
     say = sys.stderr if as_json else sys.stdout
     with _in_one_sentence():
         from lowgpu import runs
-        from lowgpu.config import to_dict, to_toml
+        from lowgpu.config import in_use, to_toml
         from lowgpu.pools import one_error
 
         options = _options(data, env, algo, steps, seed, precision)
@@ -126,7 +128,7 @@ def train(
         task = runs.training_task(resolved)
         if batch:
             resolved = _fitted(resolved, task, chosen, batch, say)
-        _say(to_toml(to_dict(resolved)), say)
+        _say(to_toml(in_use(resolved)), say)
         plan = _plan(resolved, task, chosen, say)
         directory = run if resume else runs.create(run, resolved)
         memory = one_error(plan, chosen.name)
@@ -139,7 +141,7 @@ def train(
             _say(f"{seen}\n", say)
         if not trainer.done:
             _say(
-                f"Stopped after iteration {trainer.iteration} of {resolved.ppo.iterations}; go on "
+                f"Stopped after iteration {trainer.iteration} of {resolved.trainer.iterations}; go on "
                 f"with: lowgpu train --run {directory} --resume",
                 sys.stderr,
             )
@@ -167,23 +169,26 @@ def _trained(directory, trainer, seen, report):
 def _options(data, env, algo, steps, seed, precision):
     """The settings that have an option of their own, as far as they were given."""
     path = os.path.abspath(data) if data else None
-    top = {"data": path, "env": env, "algo": algo}
-    ppo = {"total_steps": steps, "seed": seed, "precision": precision}
-    given = {name: value for name, value in top.items() if value is not None}
-    inner = {name: value for name, value in ppo.items() if value is not None}
-    return given | ({"ppo": inner} if inner else {})
+    given = {"data": path, "env": env, "algo": algo}
+    given |= {"total_steps": steps, "seed": seed, "precision": precision}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _resolved(device, file, options, settings):
     """The Config of a new run, and the Hardware it runs on."""
-    from lowgpu.config import PRESETS, ConfigError, from_dict, merge, read_toml, setting
+    from lowgpu import config
 
-    asked = merge(read_toml(file) if file else {}, options, *map(setting, settings))
+    named = [text for text in settings if text.partition("=")[0].strip() in ("env", "algo")]
+    top = {n: v for n, v in options.items() if n in ("data", "env", "algo")}
+    asked = config.merge(config.read_toml(file) if file else {}, top, *map(config.setting, named))
+    algo, env = config.used_by(asked)
+    inner = {algo: {n: v for n, v in options.items() if n not in top}}
+    asked = config.merge(asked, inner, *(config.setting(text, (algo, env)) for text in settings))
     chosen = hardware.choose(device or asked.get("device", "auto"))
-    preset = PRESETS.get((asked.get("env", "market"), chosen.kind), {})
-    resolved = from_dict(merge(preset, asked, {"device": chosen.kind}))
+    preset = config.preset_of(env, algo, chosen.kind)
+    resolved = config.from_dict(config.merge(preset, asked, {"device": chosen.kind}))
     if resolved.data and resolved.env != "market":
-        raise ConfigError(f"data is for the market, and env is {resolved.env}")
+        raise config.ConfigError(f"data is for the market, and env is {resolved.env}")
     return resolved, chosen
 
 
@@ -209,23 +214,25 @@ def _monitor(chosen):
 
 
 def _fitted(resolved, task, chosen, policy, say):
-    """The Config with the number of minibatches that suits the machine."""
+    """The Config with the minibatch that suits the machine."""
     from dataclasses import replace
 
-    from lowgpu.budget import minibatches_for
+    from lowgpu.budget import batch_for, minibatches_for
 
-    minibatches, text = minibatches_for(resolved.ppo, task, chosen, policy)
+    ways = {"ppo": ("minibatches", minibatches_for), "dqn": ("batch", batch_for)}
+    name, choose = ways[resolved.algo]
+    count, text = choose(resolved.trainer, task, chosen, policy)
     _say(text, say)
-    return replace(resolved, ppo=replace(resolved.ppo, minibatches=minibatches))
+    return replace(resolved, **{resolved.algo: replace(resolved.trainer, **{name: count})})
 
 
 def _plan(resolved, task, chosen, say):
     """Print what every buffer takes, and refuse what does not fit, before anything is allocated."""
     from lowgpu.budget import beside_nbytes
     from lowgpu.pools import shown
-    from lowgpu.ppo_plan import plan_of
+    from lowgpu.runs import trainer_of
 
-    plan = plan_of(resolved.ppo, task.env, task.rows, chosen.kind)
+    plan = trainer_of(resolved).plan_of(resolved.trainer, task.env, task.rows, chosen.kind)
     _say(str(plan), say)
     if chosen.free_nbytes is not None:
         _say(f"{'free':24} {shown(chosen.free_nbytes):>10}  on {chosen.name}\n", say)
@@ -282,16 +289,15 @@ def profile(
         from lowgpu import profile as profiles
         from lowgpu import runs
         from lowgpu.budget import beside_nbytes
-        from lowgpu.ppo import PPO
-        from lowgpu.ppo_plan import plan_of
 
         options = _options(data, env, algo, None, None, precision)
         resolved, chosen = _resolved(device, config, options, settings or [])
         _say(f"Device: {chosen.name} ({chosen.kind}; {chosen.reason})\n", say)
         task = runs.training_task(resolved)
-        plan = plan_of(resolved.ppo, task.env, task.rows, chosen.kind)
+        kind, own = runs.trainer_of(resolved), resolved.trainer
+        plan = kind.plan_of(own, task.env, task.rows, chosen.kind)
         plan.check(chosen.free_nbytes, chosen.name, beside_nbytes(chosen.kind))
-        trainer = PPO(resolved.ppo, task.env, task.table, task.series, chosen.kind)
+        trainer = kind(own, task.env, task.table, task.series, chosen.kind)
         measured = profiles.measure(trainer, chosen, rounds)
         if as_json:
             _say(json.dumps(measured.to_dict()))

@@ -7,7 +7,9 @@ import time
 from dataclasses import dataclass
 
 from lowgpu import hardware
-from lowgpu.config import DEEPEST, PRESETS, WIDEST, ConfigError, from_dict
+from lowgpu.config import DEEPEST, PRESETS, WIDEST, ConfigError, PPOConfig, from_dict
+from lowgpu.dqn import DQN
+from lowgpu.dqn_plan import plan_of as dqn_plan_of
 from lowgpu.envs import make
 from lowgpu.pools import SHARE, MemoryPlanError, OutOfMemory, one_error, shown
 from lowgpu.ppo import PPO
@@ -209,26 +211,54 @@ def minibatches_for(config, task, machine, policy="measured"):
         ConfigError: another policy; "tier" on a CPU.
         OutOfMemory: nothing fits.
     """
-    sizes = _minibatch_sizes(config)
+    size, text = _size_for(
+        _minibatch_sizes(config), lambda size: _short(config, size), task, machine, policy, "ppo"
+    )
+    minibatches = config.batch // size
+    return minibatches, f"{text}\nminibatch {size}: ppo.minibatches = {minibatches}\n"
+
+
+def batch_for(config, task, machine, policy="measured"):
+    """The batch of DQN's updates that fits the machine; their number stays as it is.
+
+    Args:
+        config: a DQNConfig.
+        task, machine, policy: as for minibatches_for.
+
+    Returns:
+        (batch, text): the text says why.
+
+    Raises:
+        ConfigError, OutOfMemory: as minibatches_for.
+    """
+    rounds = min(config.rounds, ITERATIONS)
+    steps = config.train_every * rounds * (1 + ROUNDS * ITERATIONS)
+    short = dataclasses.replace(config, rounds=rounds, total_steps=steps, learning_starts=0)
+    sizes = [SMALLEST << k for k in range((LARGEST // SMALLEST).bit_length())]
+    size, text = _size_for(
+        sizes, lambda size: dataclasses.replace(short, batch=size), task, machine, policy, "dqn"
+    )
+    return size, f"{text}\ndqn.batch = {size}\n"
+
+
+def _size_for(sizes, config_of, task, machine, policy, algo):
+    """The size that a policy chooses by running what `config_of` gives for it, and why."""
 
     def attempt(size):
-        return _trial(_short(config, size), task, machine)
+        return _trial(config_of(size), task, machine)
 
     if policy == "measured":
         free = machine.free_nbytes
         found = knee(sizes, attempt, None if free is None else SHARE * free)
-        size, text = found.size, str(found)
-    elif policy != "tier":
+        return found.size, str(found)
+    if policy != "tier":
         raise ConfigError(f"batch must be measured or tier, got {policy!r}")
-    elif machine.kind == "cpu":
+    if machine.kind == "cpu":
         raise ConfigError("batch tier goes by a GPU's memory, and the device is cpu: give measured")
-    else:
-        tier = tier_batch(machine.total_nbytes, "ppo")
-        start = max([size for size in sizes if size <= tier], default=min(sizes))
-        size, _ = halved(start, attempt, min(sizes))
-        text = f"{tier} by the memory of {machine.name}"
-    minibatches = config.batch // size
-    return minibatches, f"{text}\nminibatch {size}: ppo.minibatches = {minibatches}\n"
+    tier = tier_batch(machine.total_nbytes, algo)
+    start = max([size for size in sizes if size <= tier], default=min(sizes))
+    size, _ = halved(start, attempt, min(sizes))
+    return size, f"{tier} by the memory of {machine.name}"
 
 
 def _minibatch_sizes(config):
@@ -246,12 +276,13 @@ def _short(config, size):
 
 
 def _trial(config, task, machine):
-    plan = plan_of(config, task.env, task.rows, machine.kind)
+    made, plan_for = (PPO, plan_of) if isinstance(config, PPOConfig) else (DQN, dqn_plan_of)
+    plan = plan_for(config, task.env, task.rows, machine.kind)
     free = hardware.choose(machine.kind).free_nbytes
     plan.check(free, machine.name, beside_nbytes(machine.kind))
     throughputs = []
     with one_error(plan, machine.name):
-        trainer = PPO(config, task.env, task.table, task.series, machine.kind)
+        trainer = made(config, task.env, task.table, task.series, machine.kind)
         trainer.advance()
         trainer.drain()
         for _ in range(ROUNDS):
@@ -259,7 +290,7 @@ def _trial(config, task, machine):
             for _ in range(ITERATIONS):
                 trainer.advance()
             trainer.drain()
-            throughputs.append(ITERATIONS * config.batch / (time.perf_counter() - start))
+            throughputs.append(ITERATIONS * config.samples / (time.perf_counter() - start))
     # Other processes change what is free of a CPU's memory from one moment to the next.
     taken = free - hardware.choose("cuda").free_nbytes if machine.kind == "cuda" else 0
     del trainer

@@ -9,64 +9,33 @@ from pathlib import Path
 
 import numpy as np
 
+from lowgpu.dqn_config import DQNConfig
+from lowgpu.presets import PRESETS, preset_of
+from lowgpu.section import DEEPEST, WIDEST, ConfigError, Section, Text, Widths
 from lowgpu_kernels.dims import FLAG, SEED, Choice, Float, Int
 
-WIDEST, DEEPEST = 512, 7
+__all__ = [
+    "DEEPEST",
+    "PRESETS",
+    "WIDEST",
+    "Config",
+    "ConfigError",
+    "DQNConfig",
+    "MarketConfig",
+    "PPOConfig",
+    "from_dict",
+    "in_use",
+    "merge",
+    "nearest",
+    "preset_of",
+    "read_toml",
+    "setting",
+    "to_dict",
+    "to_toml",
+    "used_by",
+]
 
-
-class ConfigError(ValueError):
-    """A setting that cannot be used: one sentence with its name, what was wanted and what came."""
-
-
-@dataclass(frozen=True)
-class Widths:
-    """A parameter that is a list of hidden widths, each a multiple of 8."""
-
-    def __call__(self, name, value):
-        if not isinstance(value, (list, tuple)):
-            raise TypeError(f"{name} must be {self}, got {value!r}")
-        whole = all(isinstance(w, int) and not isinstance(w, bool) for w in value)
-        inside = whole and all(8 <= w <= WIDEST and w % 8 == 0 for w in value)
-        if not inside or not 1 <= len(value) <= DEEPEST:
-            raise ValueError(f"{name} must be {self}, got {list(value)!r}")
-        return tuple(value)
-
-    def __repr__(self):
-        return f"a list of 1 to {DEEPEST} multiples of 8 in [8, {WIDEST}]"
-
-
-@dataclass(frozen=True)
-class Text:
-    """A parameter that is any text on one line."""
-
-    def __call__(self, name, value):
-        if not isinstance(value, str):
-            raise TypeError(f"{name} must be {self}, got {type(value).__name__}")
-        if not value.isprintable():
-            raise ValueError(f"{name} must be {self}, got {value!r}")
-        return value
-
-    def __repr__(self):
-        return "text on one line"
-
-
-class Section:
-    """A group of settings; every field's annotation is the range that its value is checked with."""
-
-    def __post_init__(self):
-        for setting in dataclasses.fields(self):
-            kind, value = setting.type, getattr(self, setting.name)
-            if isinstance(kind, type):
-                if not isinstance(value, kind):
-                    raise ConfigError(f"{setting.name} must be a table, got {value!r}")
-                continue
-            try:
-                checked = kind(setting.name, value)
-            except (TypeError, ValueError) as error:
-                raise ConfigError(str(error)) from None
-            # Float and Int give the kernel's width; a config keeps the number that was written.
-            plain = {Float: float, Int: int}.get(type(kind))
-            object.__setattr__(self, setting.name, plain(value) if plain else checked)
+EPISODES = Int(1, 2**20)
 
 
 @dataclass(frozen=True)
@@ -151,6 +120,16 @@ class PPOConfig(Section):
         return self.envs * self.rollout_steps
 
     @property
+    def iteration_steps(self):
+        """Env steps of an iteration."""
+        return self.batch
+
+    @property
+    def samples(self):
+        """Transitions of an iteration to learn from."""
+        return self.batch
+
+    @property
     def minibatch(self):
         """Transitions of a minibatch."""
         return self.batch // self.minibatches
@@ -205,7 +184,19 @@ class CartPoleConfig(Section):
 
     max_steps: Int(1, 2**30) = 500
     limit_terminates: FLAG = False
-    episodes: Int(1, 2**20) = 100
+    episodes: EPISODES = 100
+
+
+@dataclass(frozen=True)
+class AcrobotConfig(CartPoleConfig):
+    """The acrobot environment; arguments as the cart-pole's."""
+
+
+@dataclass(frozen=True)
+class MountainCarConfig(CartPoleConfig):
+    """The mountain-car environment; arguments as the cart-pole's."""
+
+    max_steps: Int(1, 2**30) = 200
 
 
 @dataclass(frozen=True)
@@ -219,38 +210,26 @@ class Config(Section):
         data: path of a file of bars; empty for the built-in sample. Market only.
     """
 
-    env: Choice("market", "cartpole") = "market"
-    algo: Choice("ppo") = "ppo"
+    env: Choice("market", "cartpole", "acrobot", "mountain_car") = "market"
+    algo: Choice("ppo", "dqn") = "ppo"
     device: Choice("cpu", "cuda") = "cpu"
     data: Text() = ""
     ppo: PPOConfig = field(default_factory=PPOConfig)
+    dqn: DQNConfig = field(default_factory=DQNConfig)
     market: MarketConfig = field(default_factory=MarketConfig)
     cartpole: CartPoleConfig = field(default_factory=CartPoleConfig)
+    acrobot: AcrobotConfig = field(default_factory=AcrobotConfig)
+    mountain_car: MountainCarConfig = field(default_factory=MountainCarConfig)
 
+    @property
+    def trainer(self):
+        """The settings of the trainer that is used."""
+        return getattr(self, self.algo)
 
-_MARKET = {"gamma": 0.99, "lr": 3e-4, "activation": "relu", "shared": True}
-
-# Settings by environment and device. CartPole's are CleanRL's ppo.py on both devices; the market
-# has a small and a large size.
-PRESETS = {
-    ("cartpole", "cpu"): {"cartpole": {"limit_terminates": True}},
-    ("cartpole", "cuda"): {"cartpole": {"limit_terminates": True}},
-    ("market", "cpu"): {
-        "ppo": _MARKET
-        | {"total_steps": 500_000, "envs": 16, "rollout_steps": 128, "hidden": [64, 64]}
-    },
-    ("market", "cuda"): {
-        "ppo": _MARKET
-        | {
-            "total_steps": 50_000_000,
-            "envs": 4096,
-            "rollout_steps": 64,
-            "minibatches": 32,
-            "hidden": [256, 128, 64],
-            "precision": "bfloat16",
-        }
-    },
-}
+    @property
+    def world(self):
+        """The settings of the environment that is used."""
+        return getattr(self, self.env)
 
 
 def nearest(name, known):
@@ -303,11 +282,31 @@ def to_dict(config):
     }
 
 
-def setting(text):
+def in_use(config):
+    """The nested dictionaries of a Config without the sections that its run does not use."""
+    used = config.algo, config.env
+    return {n: v for n, v in to_dict(config).items() if not isinstance(v, dict) or n in used}
+
+
+def used_by(values):
+    """The sections (trainer, environment) that nested dictionaries of settings name, or the defaults."""
+    named = values.get("algo"), values.get("env")
+    known = list(_sections())
+    return tuple(
+        name if name in known else default
+        for name, default in zip(named, (Config.algo, Config.env))
+    )
+
+
+def setting(text, used=("ppo", "market")):
     """One `name=value` of the command line as nested dictionaries.
 
-    The name may be left without its section where only one section has it. The value is TOML, or
-    plain text where it is no TOML.
+    The name may be left without its section where only one section has it, or only one of those
+    that are used. The value is TOML, or plain text where it is no TOML.
+
+    Args:
+        text: name=value.
+        used: the sections that the run uses: those of its trainer and of its environment.
     """
     name, equals, value = text.partition("=")
     name = name.strip()
@@ -321,6 +320,8 @@ def setting(text):
         sections, _, last = name.rpartition(".")
     else:
         homes = [s for s, kind in _sections().items() if name in _names(kind)]
+        if len(homes) > 1:
+            homes = [home for home in homes if home in used] or homes
         if len(homes) != 1:
             everything = [n for kind in _sections().values() for n in _names(kind)]
             hint = f"write {' or '.join(f'{h}.{name}' for h in homes)}" if homes else None

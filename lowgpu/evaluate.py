@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lowgpu_kernels import reset, rollout
+from lowgpu_kernels import experience, reset
 from lowgpu_kernels.dims import U64
 
 YEAR_SECONDS = 365.25 * 86_400
@@ -23,6 +23,9 @@ FIGURES = (
     "ruined",
 )
 STRATEGIES = ("policy", "buy_and_hold", "flat")
+
+# The action of the largest logit or action value: `experience` takes networks of either.
+GREEDY = {"epsilon_start": 0.0, "epsilon_end": 0.0, "precision": "float32"}
 
 # The clock of evaluation's draws: no training reaches it, so no draw is shared.
 CLOCK = 2**62
@@ -156,22 +159,11 @@ def greedy_positions(env, network, parameters, table, series, segments, episode)
     position = np.zeros((most, count))
     for first in range(0, most, episode - 1):
         # Short of a whole episode, so no limit ends it. A symbol that has run out is reset by
-        # the rollout and goes on at row 0, where nobody looks.
+        # the op and goes on at row 0, where nobody looks.
         steps = min(episode - 1, most - first)
         ints[:, step] = 0
-        played = rollout(
-            parameters,
-            floats,
-            ints,
-            clock,
-            table,
-            series,
-            network=network,
-            steps=steps,
-            greedy=True,
-            precision="float32",
-            **with_series,
-        )
+        data = parameters, floats, ints, clock, table, series
+        played = experience(*data, network=network, steps=steps, **GREEDY, **with_series)
         position[first : first + steps] = played.action - 1.0
     return [position[: length - 1, s] for s, length in enumerate(segments.lengths)]
 
@@ -259,20 +251,8 @@ def episodes(env, network, parameters, count, most_steps, seed):
     ints = np.zeros((count, len(env.ints)), np.int32)
     clock = _clock()
     reset(floats, ints, None, clock, env=env, seed=seed)
-    played = rollout(
-        parameters,
-        floats,
-        ints,
-        clock,
-        None,
-        None,
-        env=env,
-        network=network,
-        steps=most_steps,
-        seed=seed,
-        greedy=True,
-        precision="float32",
-    )
+    about = dict(env=env, network=network, steps=most_steps, seed=seed)
+    played = experience(parameters, floats, ints, clock, None, None, **about, **GREEDY)
     ended = played.terminated | played.truncated
     assert ended.any(axis=0).all(), "an episode did not end within its limit"
     before_end = np.cumsum(ended, axis=0) - ended == 0

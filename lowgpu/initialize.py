@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from lowgpu_kernels.ops.mlp.network import policy_network
+from lowgpu_kernels.ops.mlp.network import Network, policy_network
 
 HEAD_GAIN, VALUE_GAIN = 0.01, 1.0
 
@@ -46,6 +46,47 @@ def initial_parameters(network, env, seed):
         weight[:logits, :fan_in] = _orthogonal(rng, logits, fan_in, HEAD_GAIN)
         weight[logits:, :fan_in] = _orthogonal(rng, layer.fan_out - logits, fan_in, VALUE_GAIN)
         outputs += layer.fan_out
+    return parameters
+
+
+def values_network_of(config, env):
+    """The network of action values of a DQNConfig for an Env.
+
+    One trunk; its head holds a value an action, or as many advantages and then the state's value.
+    Hidden widths are rounded up to multiples of 8.
+    """
+    hidden = (-(-width // 8) * 8 for width in config.hidden)
+    head = env.actions + config.dueling
+    return Network(env.width, ((*hidden, head),), config.activation)
+
+
+def initial_values(config, env):
+    """Parameters of action values to start from: uniform weights and biases.
+
+        weight, bias ~ U(-1 / sqrt(fan_in), 1 / sqrt(fan_in))
+
+    Units that round a hidden width up to a multiple of 8, and padding columns of the observation,
+    have zeros: nothing reaches them, so no update changes them. Made by NumPy on the CPU, so a seed
+    gives the same bits for every device.
+
+    Args:
+        config: a DQNConfig.
+        env: the Env.
+
+    Returns:
+        float32 [P].
+
+    Source: PyTorch's torch.nn.Linear, which CleanRL's dqn.py starts from.
+    """
+    network, rng = values_network_of(config, env), np.random.default_rng(config.seed)
+    parameters = np.zeros(network.parameters, np.float32)
+    widths = (env.observation, *config.hidden, env.actions + config.dueling)
+    for fan_in, fan_out, (_, weight, bias) in zip(
+        widths[:-1], widths[1:], network.views(parameters), strict=True
+    ):
+        most = 1 / math.sqrt(fan_in)
+        weight[:fan_out, :fan_in] = rng.uniform(-most, most, (fan_out, fan_in))
+        bias[:fan_out] = rng.uniform(-most, most, fan_out)
     return parameters
 
 

@@ -9,7 +9,6 @@ import numpy as np
 from lowgpu import checkpoint, runs
 from lowgpu.checkpoint import CheckpointError
 from lowgpu.hardware import choose
-from lowgpu.initialize import network_of
 from lowgpu.pools import staging
 from lowgpu.streams import GpuQueue
 from lowgpu_kernels import act, pack_network
@@ -78,7 +77,7 @@ class Policy:
         env = runs.environment(settings)
         path = Path(directory) / runs.CHECKPOINT
         saved = checkpoint.load(path).arrays
-        network, parameters = network_of(settings.ppo, env), saved.get("parameters")
+        network, parameters = runs.network_of(settings, env), saved.get("parameters")
         if parameters is None or parameters.shape != (network.parameters,):
             raise CheckpointError(f"{path} was written with another network than its config's")
         start = "normalizer."
@@ -152,13 +151,13 @@ class Policy:
             out = [
                 m
                 if isinstance(m, cupy.ndarray)
-                else _as_cupy(library.buffer(n, m, stream, True), m, index)
+                else as_cupy(library.buffer(n, m, stream, True), m, index)
                 for n, m in zip(OUTPUTS, made)
             ]
             # A new array each time: calls on other streams may still read theirs.
             clock = cupy.asarray(np.full(1, self.step, np.uint64))
             act(
-                _as_cupy(view, observation, index),
+                as_cupy(view, observation, index),
                 *(parameters, image, clock),
                 **{**self.params, "greedy": greedy},
                 out=tuple(out),
@@ -184,7 +183,7 @@ class Policy:
         return _Staged(self.network.inputs, {**self.params, "greedy": greedy}, weights, rows, dtype)
 
 
-def _as_cupy(buffer, owner, index):
+def as_cupy(buffer, owner, index):
     """A CuPy array over memory of another library's array."""
     import cupy
 

@@ -4,6 +4,7 @@ import numpy as np
 
 from lowgpu.initialize import network_of
 from lowgpu.pools import Declared, Plan
+from lowgpu.training import EPISODE
 from lowgpu_kernels import (
     episode_statistics,
     gae,
@@ -44,7 +45,7 @@ STATE = (
     "running_return",
     "running_length",
 )
-EPISODE = ("episodes", "sum of returns", "sum of lengths", "sum of squared returns")
+
 _MORE_MINIBATCHES = "more ppo.minibatches"
 
 

@@ -115,7 +115,8 @@ def measure(trainer, hardware, rounds=ROUNDS):
     it calls, in its order.
 
     Args:
-        trainer: with `walk`, `advance`, `drain`, `queue` and `config.batch`, as PPO has them.
+        trainer: a Trainer, or another with its `walk`, `advance`, `drain`, `queue`, `skip_warm_up` and
+            `config.iteration_steps`.
         hardware: the Hardware that it is on.
         rounds: iterations to take the median of, 1 or more.
 
@@ -127,6 +128,7 @@ def measure(trainer, hardware, rounds=ROUNDS):
     """
     if rounds < 1:
         raise ValueError(f"rounds must be at least 1, got {rounds}")
+    trainer.skip_warm_up()
     on_gpu, calls = hardware.kind == "cuda", []
     # The first iteration compiles; the work of each call is the same in every iteration.
     trainer.walk(lambda op, *arrays, **given: calls.append((op, _made(op, arrays, given, on_gpu))))
@@ -148,7 +150,7 @@ def measure(trainer, hardware, rounds=ROUNDS):
         lines=lines,
         ops_seconds=sum(line.seconds for line in lines),
         iteration_seconds=whole,
-        env_steps=trainer.config.batch,
+        env_steps=trainer.config.iteration_steps,
     )
 
 

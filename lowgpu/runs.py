@@ -12,17 +12,17 @@ import numpy as np
 from lowgpu import checkpoint, config, evaluate, plots
 from lowgpu.checkpoint import CheckpointError
 from lowgpu.data import BarsError, read_csv, sample
+from lowgpu.dqn import DQN
 from lowgpu.envs import make
-from lowgpu.initialize import network_of
 from lowgpu.metrics import MetricsFile, ProgressLine
 from lowgpu.monitor import Monitor, Sample, stage
 from lowgpu.pools import shown
 from lowgpu.ppo import PPO
-from lowgpu.ppo_plan import expected_arrays
 
 CONFIG, METRICS, CHECKPOINT = "config.toml", "metrics.jsonl", "checkpoint.safetensors"
 EVALUATION_JSON, EVALUATION_TEXT, EQUITY = "evaluation.json", "evaluation.txt", "equity.png"
 RUNS = "runs"
+TRAINERS = {"ppo": PPO, "dqn": DQN}  # by the name that a Config has for them
 
 
 class RunError(ValueError):
@@ -50,12 +50,21 @@ class Task:
         return 0 if self.series is None else self.series.shape[1]
 
 
+def trainer_of(settings):
+    """The class of a Config's trainer."""
+    return TRAINERS[settings.algo]
+
+
+def network_of(settings, env):
+    """The Network that a Config's trainer trains for an Env."""
+    return trainer_of(settings).network_of(settings.trainer, env)
+
+
 def environment(settings, start="random"):
     """The Env of a Config; `start` is the market's."""
-    if settings.env == "cartpole":
-        own = settings.cartpole
-        return make("cartpole", max_steps=own.max_steps, limit_terminates=own.limit_terminates)
-    own = settings.market
+    own = settings.world
+    if settings.env != "market":
+        return make(settings.env, max_steps=own.max_steps, limit_terminates=own.limit_terminates)
     return make(
         "market", cost=own.cost, reward_scale=own.reward_scale, episode=own.episode, start=start
     )
@@ -70,12 +79,12 @@ def training_task(settings):
     env = environment(settings)
     if not env.series:
         return Task(env)
-    (train, _, _), normalizer_of = _splits(settings)
+    (train, _, _), normalizer_of = splits_of(settings)
     normalizer = normalizer_of.fit(train.features)
-    return Task(env, *_arrays(env, train, normalizer), normalizer.to_dict())
+    return Task(env, *arrays_of(env, train, normalizer), normalizer.to_dict())
 
 
-def _splits(settings):
+def splits_of(settings):
     """The three splits of a Config's data, and the class of their normalizer."""
     try:
         from lowgpu.data.features import features
@@ -92,7 +101,7 @@ def _splits(settings):
     return splits, Normalizer
 
 
-def _arrays(env, table, normalizer):
+def arrays_of(env, table, normalizer):
     """The padded table and the series of an Env, float32."""
     padded = np.zeros((len(table), env.width), np.float32)
     padded[:, : env.table_columns] = normalizer.apply(table.features)
@@ -120,7 +129,7 @@ def create(directory, settings):
             continue
         except OSError as error:
             raise RunError(f"{path} cannot be made: {error.strerror}") from None
-        (path / CONFIG).write_text(config.to_toml(config.to_dict(settings)), encoding="utf-8")
+        (path / CONFIG).write_text(config.to_toml(config.in_use(settings)), encoding="utf-8")
         return path
     refuse_existing(directory)
     raise AssertionError("every name was taken")
@@ -185,7 +194,7 @@ def train(directory, settings, task, hardware, resume, stop, monitor=None):
             summary is of what follows the first iteration, which compiles.
 
     Returns:
-        (trainer, path): the PPO as it is at the end, and the last checkpoint.
+        (trainer, path): the trainer as it is at the end, and the last checkpoint.
 
     Raises:
         TrainingError: a figure is not finite; the last good checkpoint is there.
@@ -193,15 +202,17 @@ def train(directory, settings, task, hardware, resume, stop, monitor=None):
     """
     path = Path(directory) / CHECKPOINT
     saved = _loaded(path, settings, task.env) if resume else None
-    trainer = PPO(settings.ppo, task.env, task.table, task.series, hardware.kind)
+    trainer = trainer_of(settings)(
+        settings.trainer, task.env, task.table, task.series, hardware.kind
+    )
     if saved:
         trainer.restore(saved.arrays, saved.document)
     else:
         _save(path, trainer, settings, task)
     first = trainer.iteration + 1
-    every = -(-settings.ppo.iterations // settings.ppo.checkpoints)
+    every = -(-settings.trainer.iterations // settings.trainer.checkpoints)
     metrics = MetricsFile(Path(directory) / METRICS, trainer.iteration)
-    total = settings.ppo.iterations * settings.ppo.batch
+    total = settings.trainer.iterations * settings.trainer.iteration_steps
     monitor = monitor or Monitor(None)
     start = time.monotonic()
     with ProgressLine(total, trainer.steps, shown(trainer.plan.nbytes)) as progress:
@@ -242,25 +253,25 @@ def _save(path, trainer, settings, task):
     with stage("checkpoint"):
         arrays, document = trainer.state()
         normalizer = {f"normalizer.{name}": array for name, array in task.normalizer.items()}
-        document["config"] = config.to_dict(settings)
+        document["config"] = config.in_use(settings)
         checkpoint.save(path, {**arrays, **normalizer}, document)
 
 
 def _loaded(path, settings, env):
     """The checkpoint of a run, when it is one of this configuration."""
-    wanted = expected_arrays(settings.ppo, env)
+    wanted = trainer_of(settings).expected_arrays(settings.trainer, env)
     if env.series:
         column = (env.table_columns,), np.float32
         wanted |= {"normalizer.mean": column, "normalizer.std": column}
     saved = checkpoint.load(path, wanted)
     # Through JSON, as the document went: it makes lists of tuples.
-    mine = json.loads(json.dumps(config.to_dict(settings)))
+    mine = json.loads(json.dumps(config.in_use(settings)))
     other = [k for k in mine if k not in ("device", "data")]
     theirs = saved.document.get("config")
     if not isinstance(theirs, dict) or any(mine[k] != theirs.get(k) for k in other):
         raise CheckpointError(f"{path} was written with another config than the {CONFIG} beside it")
     iteration, curve = saved.document.get("iteration"), saved.document.get("curve")
-    counted = type(iteration) is int and 0 <= iteration <= settings.ppo.iterations
+    counted = type(iteration) is int and 0 <= iteration <= settings.trainer.iterations
     if not counted or not isinstance(curve, list):
         raise CheckpointError(f"{path} does not say how far it is")
     return saved
@@ -282,7 +293,7 @@ def evaluation(directory, settings):
     directory = Path(directory)
     env = environment(settings, start="first")
     saved = _loaded(directory / CHECKPOINT, settings, env)
-    policy = env, network_of(settings.ppo, env), saved.arrays["parameters"]
+    policy = env, network_of(settings, env), saved.arrays["parameters"]
     notes = []
     if env.series:
         report, date, curves = _market(settings, saved, *policy)
@@ -292,9 +303,9 @@ def evaluation(directory, settings):
         except plots.PlotsError as error:
             notes.append(str(error))
     else:
-        own = settings.cartpole
-        report = evaluate.episodes(*policy, own.episodes, own.max_steps, settings.ppo.seed)
-    report["steps"] = saved.document["iteration"] * settings.ppo.batch
+        own = settings.world
+        report = evaluate.episodes(*policy, own.episodes, own.max_steps, settings.trainer.seed)
+    report["steps"] = saved.document["iteration"] * settings.trainer.iteration_steps
     text = evaluate.as_text(report)
     (directory / EVALUATION_JSON).write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")
     (directory / EVALUATION_TEXT).write_text(text, encoding="utf-8")
@@ -302,9 +313,9 @@ def evaluation(directory, settings):
 
 
 def _market(settings, saved, env, network, parameters):
-    (_, _, test), normalizer_of = _splits(settings)
+    (_, _, test), normalizer_of = splits_of(settings)
     arrays = {name: saved.arrays[f"normalizer.{name}"] for name in ("mean", "std")}
-    table, series = _arrays(env, test, normalizer_of.from_dict(arrays))
+    table, series = arrays_of(env, test, normalizer_of.from_dict(arrays))
     present, starts, lengths = np.unique(test.segment, return_index=True, return_counts=True)
     segments = evaluate.Segments(
         symbols=tuple(test.symbol[s] for s in present),

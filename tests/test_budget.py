@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from lowgpu import budget, pools
 from lowgpu.__main__ import app
 from lowgpu.budget import Knee, Trial, halved, hidden_widths, knee, max_hidden_dim_base, tier_batch
-from lowgpu.config import PRESETS, ConfigError, PPOConfig, from_dict
+from lowgpu.config import PRESETS, ConfigError, DQNConfig, PPOConfig, from_dict
 from lowgpu.envs import make
 from lowgpu.hardware import Hardware, choose
 from lowgpu.machine import HardwareBudget
@@ -392,6 +392,24 @@ def test_the_tier_minibatch_is_tried_and_halved(monkeypatch, card):
     with pytest.raises(OutOfMemory):
         budget.minibatches_for(MARKET, POLE, gpu(card.name), "tier")
     assert tried[1:] == [minibatch >> k for k in range(4) if minibatch >> k >= 64]
+
+
+def test_the_measured_batch_of_dqn_is_one_that_ran_and_learned(monkeypatch):
+    monkeypatch.setattr(budget, "LARGEST", 256)
+    config = DQNConfig(hidden=(8,), learning_starts=10_000)
+    size, text = budget.batch_for(config, POLE, choose("cpu"))
+    sizes = [int(line.split()[0]) for line in text.splitlines() if line.endswith("samples/s")]
+    assert sizes == [64, 128, 256] and size in sizes
+    assert f"dqn.batch = {size}" in text
+
+
+@pytest.mark.parametrize("card", USABLE, ids=lambda card: card.name)
+def test_the_tier_batch_of_dqn_is_the_largest_of_those_tried_within_it(monkeypatch, card):
+    tried = []
+    monkeypatch.setattr(budget, "_trial", lambda config, *_: tried.append(config.batch))
+    size, text = budget.batch_for(DQNConfig(), POLE, gpu(card.name), "tier")
+    assert tried == [size] and size <= card.dqn < 2 * size
+    assert f"{card.dqn} by the memory of {card.name}" in text
 
 
 def test_a_policy_that_cannot_be_used_is_refused():

@@ -114,7 +114,12 @@ REFUSED = [
     (("train", "--device", "cuda"), "device cuda was asked for and cannot be used"),
     (("train", "--device", "tpu"), "device must be auto, cpu or cuda, got 'tpu'"),
     (("train", "--env", "pong"), "env must be one of"),
-    (("train", "--algo", "dqn"), "algo must be one of 'ppo', got 'dqn'"),
+    (("train", "--algo", "sac"), "algo must be one of 'ppo', 'dqn', got 'sac'"),
+    (("train", "--algo", "sac", "--steps", "9"), "algo must be one of 'ppo', 'dqn', got 'sac'"),
+    (
+        ("train", "--env", "cartpole", "--algo", "dqn", "--batch", "tier"),
+        "the device is cpu: give measured",
+    ),
     (("train", "--steps", "0"), "ppo.total_steps must be in"),
     (("train", "--precision", "float16"), "ppo.precision must be one of"),
     (("train", "--seed", "-1"), "ppo.seed must be in"),

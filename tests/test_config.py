@@ -13,11 +13,14 @@ from lowgpu.config import (
     ConfigError,
     PPOConfig,
     from_dict,
+    in_use,
     merge,
+    preset_of,
     read_toml,
     setting,
     to_dict,
     to_toml,
+    used_by,
 )
 
 REFUSED = [
@@ -43,8 +46,12 @@ REFUSED = [
     ("minibatches=3", "ppo.minibatches must divide envs * rollout_steps = 512, got 3"),
     ("total_steps=0", "ppo.total_steps must be in [1"),
     ("market.train=0.95", "market.train + validation must be below 1"),
-    ("max_steps=0", "cartpole.max_steps must be in [1"),
-    ("env=pong", "env must be one of 'market', 'cartpole', got 'pong'"),
+    ("cartpole.max_steps=0", "cartpole.max_steps must be in [1"),
+    ("max_steps=0", "write cartpole.max_steps or acrobot.max_steps or mountain_car.max_steps"),
+    ("dqn.capacity=0", "dqn.capacity must be in [1"),
+    ("dqn.hidden=[0]", "dqn.hidden must be a list of 1 to 7 whole numbers in [1, 512]"),
+    ("algo=sac", "algo must be one of 'ppo', 'dqn', got 'sac'"),
+    ("env=pong", "env must be one of 'market', 'cartpole', 'acrobot', 'mountain_car', got 'pong'"),
     ("device=tpu", "device must be one of 'cpu', 'cuda'"),
     ("data=3", "data must be text"),
     ("envs", "a setting is name=value"),
@@ -72,10 +79,29 @@ def test_a_rollout_or_a_run_too_long_for_its_counters_is_refused():
         PPOConfig(total_steps=2**40)
 
 
+@pytest.mark.parametrize("algo", ["ppo", "dqn"])
 @pytest.mark.parametrize("preset", PRESETS, ids=str)
-def test_every_preset_is_a_config_that_toml_keeps(preset):
-    config = from_dict(merge(PRESETS[preset], {"env": preset[0], "device": preset[1]}))
+def test_every_preset_is_a_config_that_toml_keeps(preset, algo):
+    env, device = preset
+    named = {"env": env, "device": device, "algo": algo}
+    config = from_dict(merge(preset_of(env, algo, device), named))
     assert from_dict(tomllib.loads(to_toml(to_dict(config)))) == config
+    kept = tomllib.loads(to_toml(in_use(config)))
+    assert from_dict(kept) == config
+    assert {name for name, value in kept.items() if isinstance(value, dict)} == {algo, env}
+
+
+def test_a_bare_name_is_the_setting_of_the_sections_in_use():
+    assert setting("seed=3", ("dqn", "cartpole")) == {"dqn": {"seed": 3}}
+    assert setting("seed=3", ("ppo", "cartpole")) == {"ppo": {"seed": 3}}
+    assert setting("max_steps=9", ("ppo", "acrobot")) == {"acrobot": {"max_steps": 9}}
+    # A name that one section has needs no help.
+    assert setting("capacity=9", ("ppo", "market")) == {"dqn": {"capacity": 9}}
+
+
+@pytest.mark.parametrize("values", [{}, {"algo": "sac", "env": ["market"]}, {"algo": 3}])
+def test_sections_that_are_not_named_are_the_defaults(values):
+    assert used_by(values) == ("ppo", "market")
 
 
 def test_the_cartpole_preset_is_the_published_one():

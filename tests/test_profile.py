@@ -50,7 +50,7 @@ def scaled():
 class Trainer:
     """A trainer of one op, called three times an iteration; the queue's times are given."""
 
-    config = SimpleNamespace(batch=1000)
+    config = SimpleNamespace(iteration_steps=1000)
 
     def __init__(self, op, seconds):
         self.op, self.queue = op, CpuQueue()
@@ -75,6 +75,9 @@ class Trainer:
 
     def drain(self):
         return None
+
+    def skip_warm_up(self):
+        pass
 
 
 def test_a_call_is_counted_from_what_its_op_declares(scaled):

@@ -3,6 +3,7 @@
 from lowgpu_kernels.ops.advantage.gae import gae
 from lowgpu_kernels.ops.dqn.dqn_update import dqn_update
 from lowgpu_kernels.ops.dqn.experience import experience
+from lowgpu_kernels.ops.dqn.target_move import target_move
 from lowgpu_kernels.ops.int8.gemm import int8_gemm, int8_gemm_requantized, int8_gemm_scaled
 from lowgpu_kernels.ops.loss.huber import huber
 from lowgpu_kernels.ops.mlp.mlp_backward import mlp_backward
@@ -13,6 +14,7 @@ from lowgpu_kernels.ops.policy.categorical import categorical
 from lowgpu_kernels.ops.policy.pack_network import pack_network
 from lowgpu_kernels.ops.ppo.ppo_loss import ppo_loss
 from lowgpu_kernels.ops.ppo.ppo_update import ppo_update
+from lowgpu_kernels.ops.replay.anneal_weights import anneal_weights
 from lowgpu_kernels.ops.replay.priority_sample import priority_sample
 from lowgpu_kernels.ops.replay.priority_update import priority_update
 from lowgpu_kernels.ops.replay.replay_gather import replay_gather
@@ -37,6 +39,7 @@ from lowgpu_kernels.ops.tft.variable_mixture import variable_mixture
 __all__ = [
     "act",
     "adam",
+    "anneal_weights",
     "categorical",
     "dqn_update",
     "env_step",
@@ -71,5 +74,6 @@ __all__ = [
     "reset",
     "rollout",
     "selection_weights",
+    "target_move",
     "variable_mixture",
 ]
