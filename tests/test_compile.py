@@ -35,7 +35,7 @@ def launches_of(op, part, seeds=(0, 1, 2, 3)):
     for seed in seeds:
         rng = np.random.default_rng(seed)
         params = params_for(op, rng)
-        sizes = sizes_for(op, rng, params, sizes=(33, 127, 257))
+        sizes = sizes_for(op, rng, params, sizes=(33, 127, 257), most=1 << 20)
         for real in kinds_of_real(op, params):
             inputs = arrays_for(op, rng, sizes, params, real)
             outs = poisoned_outputs(op, sizes, params, real)

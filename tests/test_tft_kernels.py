@@ -15,6 +15,7 @@ from lowgpu_kernels.compile import disassemble
 from lowgpu_kernels.dims import REAL
 from lowgpu_kernels.op import OPS
 from lowgpu_kernels.ops.tft.rows import TILES, rows_macros
+from lowgpu_kernels.ops.tft.selection_weights import block_of
 from tests.emulator import emulating
 from tests.harness import arrays_for, assert_agrees, dims_of, kinds_of_real, run_launcher
 from tests.test_tft import SINGLE, WEIGHTS, parts
@@ -283,3 +284,12 @@ def test_attention_and_state_that_fit_no_block_are_refused_with_both_sizes():
     ):
         with pytest.raises(ValueError, match=rf"Tiny has 4096 B: give .*{wanted[5:]}"):
             recorded(name, "bfloat16", tiny)
+
+
+def test_many_variables_take_smaller_blocks_and_too_many_are_refused():
+    on = launch.KNOWN["L4"]
+    assert block_of(100, on) == (128, 51_200)
+    assert block_of(300, on) == (64, 76_800)
+    assert block_of(700, on) == (32, 89_600)
+    with pytest.raises(ValueError, match=r"102528 B of shared memory a block for 801 .* L4 has"):
+        block_of(801, on)

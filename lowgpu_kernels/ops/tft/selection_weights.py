@@ -108,7 +108,8 @@ def selection_weights(
 
     Raises:
         TypeError: an array of another element type, or arrays in two places.
-        ValueError: shapes that do not go together; on the CPU, a category without a row.
+        ValueError: shapes that do not go together; on the CPU, a category without a row; on a GPU,
+            variables and units too many for its shared memory.
 
     Source: Lim et al. 2021, equation 6 (arXiv:1912.09363).
     """
@@ -223,12 +224,28 @@ def _launch(*given):
         *(sequences, steps, reals.shape[2], categories.shape[2]),
         *(len(columns), len(category_columns), units),
     )
-    # A thread's reals, units and sums lie in shared memory: a column each of [.., THREADS].
-    shared = 4 * THREADS * (len(columns) + units + variables)
     if variables == 0:
         return
-    kernel = cuda_c("tft/selection_weights", "selection_weights", threads=THREADS)
-    grid = blocks(steps * sequences, THREADS)
+    threads, shared = block_of(len(columns) + units + variables, launch.device())
+    kernel = cuda_c("tft/selection_weights", "selection_weights", threads=threads)
+    grid = blocks(steps * sequences, threads)
     launch.launch(
-        kernel, grid, THREADS, (*arrays, out, *map(np.int32, sizes), epsilon), stream, shared
+        kernel, grid, threads, (*arrays, out, *map(np.int32, sizes), epsilon), stream, shared
+    )
+
+
+def block_of(numbers, on):
+    """(threads, bytes of shared memory) of a block whose threads keep so many numbers each.
+
+    A thread's reals, units and sums are a column each of [numbers, threads].
+
+    Raises:
+        ValueError: numbers of one warp that do not fit the Device `on`.
+    """
+    for threads in (THREADS, THREADS // 2, launch.WARP):
+        if 4 * threads * numbers <= on.shared_per_block:
+            return threads, 4 * threads * numbers
+    raise ValueError(
+        f"selection_weights needs {4 * launch.WARP * numbers} B of shared memory a block for "
+        f"{numbers} variables and units; {on.name} has {on.shared_per_block} B: give fewer"
     )
