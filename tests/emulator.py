@@ -24,6 +24,7 @@ EMULATED = {
     *("bf16.cuh", "async_copy.cuh", "mma.cuh", "host.cuh", "named_barrier.cuh"),
     *("warpgroup.cuh", "act_product.cuh", "bulk_copy.cuh", "memory_order.cuh"),
     *("cluster.cuh", "tensor_copy.cuh", "narrow_copy.cuh", "int8_product.cuh"),
+    "int8_levels.cuh",
 }
 FLAGS = (
     *("-std=c++17", "-Og", "-shared", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing"),

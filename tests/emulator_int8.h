@@ -1,5 +1,6 @@
-// The emulator's stand-ins for cluster.cuh, tensor_copy.cuh, narrow_copy.cuh and int8_product.cuh, as the
-// PTX manual says what they do. Blocks of a cluster are neighbours and run together.
+// The emulator's stand-ins for cluster.cuh, tensor_copy.cuh, narrow_copy.cuh, int8_product.cuh and
+// int8_levels.cuh, as the PTX manual says what they do. Blocks of a cluster are neighbours and run
+// together.
 //
 // Forwards a copied box arrives when a thread waits for its barrier; backwards, as its copy starts.
 #pragma once
@@ -9,6 +10,7 @@
 
 struct alignas(8) int2 { int x, y; };
 inline int2 make_int2(int x, int y) { return {x, y}; }
+struct alignas(16) int4 { int x, y, z, w; };
 inline unsigned __float_as_uint(float x) { return float_as_uint(x); }
 
 inline int __float2int_rn(float x) {
@@ -197,4 +199,70 @@ void hold(int (&)[FRAGMENTS][4]) {}
 inline unsigned pack_int8(int low, int high, unsigned above) {
     const auto byte = [](int value) { return unsigned(std::min(std::max(value, -128), 127)) & 0xFF; };
     return byte(low) | byte(high) << 8 | above << 16;
+}
+
+// int8_levels.cuh
+
+inline int level_byte(unsigned word, int i) { return int(word >> 8 * i & 0xFF); }
+inline int weight_byte(unsigned word, int i) { return int((signed char)(word >> 8 * i)); }
+
+inline void multiply_add_levels(int (&sums)[4], const unsigned* levels, unsigned low, unsigned high) {
+    Exchange& warp = block->exchanges[threadIdx.x / 32];
+    const int lane = threadIdx.x % 32;
+    memcpy(warp.a[lane], levels, sizeof warp.a[lane]);
+    warp.b[lane][0] = low;
+    warp.b[lane][1] = high;
+    sync_warp();
+    for (int i = 0; i < 4; ++i) {
+        const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+        for (int k = 0; k < 32; ++k) {
+            const int holder = k % 16 / 4;
+            sums[i] += level_byte(warp.a[row % 8 * 4 + holder][row / 8 + k / 16 * 2], k % 4) *
+                       weight_byte(warp.b[column * 4 + holder][k / 16], k % 4);
+        }
+    }
+    sync_warp();
+}
+
+// What a lane holds of a row: words of its four lanes, gathered as the products start.
+template <int N>
+struct LevelsProduct {
+    static void start(int (&sums)[N / 8][4], const unsigned* levels, const Factor& weights, bool adds) {
+        Exchange& warp = block->exchanges[threadIdx.x / 32];
+        const int lane = threadIdx.x % 32;
+        memcpy(warp.a[lane], levels, sizeof warp.a[lane]);
+        sync_warp();
+        int rows[2][32];
+        for (int h = 0; h < 2; ++h)
+            for (int k = 0; k < 32; ++k)
+                rows[h][k] = level_byte(warp.a[lane / 4 * 4 + k % 16 / 4][h + k / 16 * 2], k % 4);
+        sync_warp();
+        int(*const to)[4] = sums;
+        const char* const shared = reinterpret_cast<const char*>(memory);
+        const auto product = [=] {
+            for (int s = 0; s < N / 2; ++s) {
+                const int column = s / 4 * 8 + lane % 4 * 2 + s % 2;
+                int sum = adds ? to[s / 4][s % 4] : 0;
+                for (int k = 0; k < 32; ++k) {
+                    unsigned at = weights.address + column / 8 * weights.eight_nbytes + column % 8 * 128 + k;
+                    at ^= (at >> 7 & 7) << 4;
+                    sum += rows[s / 2 % 2][k] * int((signed char)shared[at]);
+                }
+                to[s / 4][s % 4] = sum;
+            }
+        };
+        if (copies_arrive_at_once)
+            product();
+        else
+            running->products.back().push_back(product);
+    }
+};
+
+inline unsigned pack_levels(int low, int high, unsigned above) {
+    const auto byte = [](int value) { return unsigned(std::min(std::max(value, 0), 255)); };
+    return byte(low) | byte(high) << 8 | above << 16;
+}
+inline float larger_or_nan(float x, float y) { return x != x || y != y ? std::nanf("") : std::max(x, y); }
+inline unsigned larger_pair_or_nan(unsigned x, unsigned y) {
+    return pack_bf16(larger_or_nan(low_bf16(x), low_bf16(y)), larger_or_nan(high_bf16(x), high_bf16(y)));
 }

@@ -2,16 +2,8 @@
 // time axis, and most steps go one row on. A guess costs nothing but the asking, right or wrong.
 #pragma once
 #include "env.cuh"
+#include "prefetch.cuh"
 #include "real.cuh"
-
-constexpr int SECTOR_NBYTES = 32;  // that L2 fetches at least
-
-// Starts to fetch the sector of `global` into L2. No result depends on it, so a host does nothing.
-__device__ inline void fetch_to_l2([[maybe_unused]] const void* global) {
-#ifdef __CUDACC__
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
-#endif
-}
 
 // Of an env with a table of `table_count` rows: the row after the state's, and of each of the series,
 // which have as many, the sector after the state's.

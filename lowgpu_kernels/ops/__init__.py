@@ -4,7 +4,9 @@ from lowgpu_kernels.ops.advantage.gae import gae
 from lowgpu_kernels.ops.dqn.dqn_update import dqn_update
 from lowgpu_kernels.ops.dqn.experience import experience
 from lowgpu_kernels.ops.dqn.target_move import target_move
+from lowgpu_kernels.ops.int8.act_int8 import act_int8, mlp_int8
 from lowgpu_kernels.ops.int8.gemm import int8_gemm, int8_gemm_requantized, int8_gemm_scaled
+from lowgpu_kernels.ops.int8.pack_int8 import pack_int8
 from lowgpu_kernels.ops.loss.huber import huber
 from lowgpu_kernels.ops.mlp.mlp_backward import mlp_backward
 from lowgpu_kernels.ops.mlp.mlp_forward import mlp_forward
@@ -38,6 +40,7 @@ from lowgpu_kernels.ops.tft.variable_mixture import variable_mixture
 
 __all__ = [
     "act",
+    "act_int8",
     "adam",
     "anneal_weights",
     "categorical",
@@ -59,9 +62,11 @@ __all__ = [
     "minibatch_moments",
     "mlp_backward",
     "mlp_forward",
+    "mlp_int8",
     "moments",
     "normalize",
     "observe",
+    "pack_int8",
     "pack_network",
     "permutation",
     "ppo_loss",
