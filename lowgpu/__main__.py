@@ -1,4 +1,4 @@
-"""The command line: train, evaluate, profile, info.
+"""The command line: train, evaluate, quantize, profile, info.
 
 Exit codes: 0 done, 1 failed, 2 bad input, 130 stopped by Ctrl-C or SIGTERM. Errors are one sentence
 on standard error.
@@ -18,6 +18,7 @@ from typing import Annotated
 import typer
 
 from lowgpu import hardware
+from lowgpu.quantization.command import register as register_quantize
 
 app = typer.Typer(
     add_completion=False,
@@ -358,6 +359,9 @@ def _described(report, outlook):
         batch = ", ".join(f"{algo} {size}" for algo, size in outlook["tier_batch"].items())
         rows += [("tier batch", batch)]
     return "\n".join(f"{name:12}{text}" for name, text in rows if text)
+
+
+register_quantize(app, _in_one_sentence)
 
 
 def main():

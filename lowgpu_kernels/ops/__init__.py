@@ -5,6 +5,7 @@ from lowgpu_kernels.ops.dqn.dqn_update import dqn_update
 from lowgpu_kernels.ops.dqn.experience import experience
 from lowgpu_kernels.ops.dqn.target_move import target_move
 from lowgpu_kernels.ops.int8.act_int8 import act_int8, mlp_int8
+from lowgpu_kernels.ops.int8.fake_quantize import fake_quantize, fake_quantize_gradient
 from lowgpu_kernels.ops.int8.gemm import int8_gemm, int8_gemm_requantized, int8_gemm_scaled
 from lowgpu_kernels.ops.int8.pack_int8 import pack_int8
 from lowgpu_kernels.ops.loss.huber import huber
@@ -48,6 +49,8 @@ __all__ = [
     "env_step",
     "episode_statistics",
     "experience",
+    "fake_quantize",
+    "fake_quantize_gradient",
     "gae",
     "gated_norm",
     "gated_residual",
