@@ -25,7 +25,7 @@ test notebooks: export OPENBLAS_NUM_THREADS = 1
 
 test: $(VENV)/.check
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal tests
-	NUMBA_ENABLE_CUDASIM=1 $(BIN)/python -m pytest -q tests/test_simulator.py tests/test_gae.py
+	NUMBA_ENABLE_CUDASIM=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal tests/test_simulator.py tests/test_gae.py
 	$(BIN)/python -m pytest -q bench --benchmark-disable --sizes small --device cpu
 
 notebooks: $(NOTEBOOKS)
