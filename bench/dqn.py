@@ -45,18 +45,8 @@ def comparisons(comparison, graph_of, calls=50):
         """The update with its batch drawn and gathered, as PyTorch's does."""
 
         def rival(name):
-            def make():
-                peer = peers.updates_torch.DQNUpdate(batch, **peers.updates_torch.VARIANTS[name])
-                peer.warm()
-
-                def run():
-                    for _ in range(calls):
-                        peer.run()
-                    peer.block()
-
-                return run
-
-            return make
+            settings = peers.updates_torch.VARIANTS[name]
+            return peers.repeated(lambda: peers.updates_torch.DQNUpdate(batch, **settings), calls)
 
         return comparison(
             f"double DQN update, batch {batch}: sample, gather, update",

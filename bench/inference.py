@@ -20,17 +20,8 @@ def comparisons(comparison, graph_of):
             return graph_of(acting(batch), calls)
 
         def rival(variant):
-            def make():
-                peer = peers.mlp_torch.MLP(batch, calls=calls, **peers.mlp_torch.VARIANTS[variant])
-                peer.warm()
-
-                def run():
-                    peer.run()
-                    peer.block()
-
-                return run
-
-            return make
+            settings = peers.mlp_torch.VARIANTS[variant]
+            return peers.repeated(lambda: peers.mlp_torch.MLP(batch, calls=calls, **settings))
 
         variants = ("original", "fused relu", "compiled")
         return comparison(

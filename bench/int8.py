@@ -46,17 +46,7 @@ def product(rows, columns, terms, requantized, bar, calls):
         given = {"out": out, "scratch": [cupy.empty(*spec) for spec in wanted.values()]}
         return graph_of(lambda stream: op(a, b, *scales, **params, **given, stream=stream), calls)
 
-    def theirs():
-        peer = peers.int8_torch.Gemm(rows, columns, terms)
-        peer.warm()
-
-        def run():
-            for _ in range(calls):
-                peer.run()
-            peer.block()
-
-        return run
-
+    theirs = peers.repeated(lambda: peers.int8_torch.Gemm(rows, columns, terms), calls)
     nbytes = terms * (rows + columns) + rows * columns * (1 if requantized else 4)
     operations = 2 * rows * columns * terms
     return Comparison(
@@ -97,17 +87,8 @@ def policy(batch, calls, of_ours=False, **limits):
     """`act_int8` beside PyTorch's forward pass in bfloat16, or beside our `act`."""
 
     def rival(variant):
-        def make():
-            peer = peers.mlp_torch.MLP(batch, calls=calls, **peers.mlp_torch.VARIANTS[variant])
-            peer.warm()
-
-            def run():
-                peer.run()
-                peer.block()
-
-            return run
-
-        return make
+        settings = peers.mlp_torch.VARIANTS[variant]
+        return peers.repeated(lambda: peers.mlp_torch.MLP(batch, calls=calls, **settings))
 
     rivals = {f"PyTorch graph, bfloat16, {name}": rival(name) for name in peers.mlp_torch.VARIANTS}
     if of_ours:

@@ -24,19 +24,9 @@ def comparisons(comparison, graph_of, calls=20):
         return graph_of(work, calls)
 
     def rival(variant):
-        def make():
-            settings = peers.per_torch.VARIANTS[variant]
-            peer = peers.per_torch.PrioritizedReplay(CAPACITY, BATCH, **settings)
-            peer.warm()
-
-            def run():
-                for _ in range(calls):
-                    peer.run()
-                peer.block()
-
-            return run
-
-        return make
+        given = CAPACITY, BATCH
+        settings = peers.per_torch.VARIANTS[variant]
+        return peers.repeated(lambda: peers.per_torch.PrioritizedReplay(*given, **settings), calls)
 
     def per():
         return comparison(

@@ -11,6 +11,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
+from bench import peers
 from bench.timing import device_facts, report, save
 from bench.versus import BF16_FLOPS_PER_SECOND, RESULTS, Comparison, graph_of
 
@@ -104,38 +105,22 @@ def whole(precision, library, calls=10):
         model = TFT(shape, random_arrays(shape), precision, "cupy")
         return graph_of(passing(model, inputs_of(shape)), calls)
 
-    def theirs(make):
-        def ready():
-            peer = make()
-            peer.warm()
-
-            def run():
-                for _ in range(calls):
-                    peer.run()
-                peer.block()
-
-            return run
-
-        return ready
-
     def lean(variant):
-        from bench.peers import tft_lean_torch
-
         shape = electricity()
-        given = {"precision": precision, **tft_lean_torch.VARIANTS[variant]}
-        return tft_lean_torch.TFT(shape, random_arrays(shape), BATCH, HISTORY, FUTURE, **given)
+        given = {"precision": precision, **peers.tft_lean_torch.VARIANTS[variant]}
+        return peers.tft_lean_torch.TFT(
+            shape, random_arrays(shape), BATCH, HISTORY, FUTURE, **given
+        )
 
     def original():
-        from bench.peers import tft_torch
-
-        return tft_torch.TFT(BATCH, HIDDEN, HEADS, HISTORY, FUTURE, precision=precision)
+        return peers.tft_torch.TFT(BATCH, HIDDEN, HEADS, HISTORY, FUTURE, precision=precision)
 
     rivals = {
-        "lean": theirs(lambda: lean("original")),
-        "lean, compiled": theirs(lambda: lean("compiled")),
+        "lean": peers.repeated(lambda: lean("original"), calls),
+        "lean, compiled": peers.repeated(lambda: lean("compiled"), calls),
     }
     if library:
-        rivals["pytorch-forecasting"] = theirs(original)
+        rivals["pytorch-forecasting"] = peers.repeated(original, calls)
     rate = BF16_FLOPS_PER_SECOND if precision == "bfloat16" else None
     return Comparison(
         f"TFT, batch {BATCH}, hidden {HIDDEN}, {HISTORY} + {FUTURE} steps, {precision}",

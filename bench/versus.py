@@ -209,18 +209,8 @@ def update(batch, bar, calls=20):
         return graph_of(queue, 1)
 
     def rival(name):
-        def make():
-            peer = peers.updates_torch.PPOUpdate(batch, **peers.updates_torch.VARIANTS[name])
-            peer.warm()
-
-            def run():
-                for _ in range(calls):
-                    peer.run()
-                peer.block()
-
-            return run
-
-        return make
+        settings = peers.updates_torch.VARIANTS[name]
+        return peers.repeated(lambda: peers.updates_torch.PPOUpdate(batch, **settings), calls)
 
     return Comparison(
         f"PPO update, minibatch {batch}",

@@ -1,3 +1,6 @@
+import gc
+import threading
+
 import pytest
 
 
@@ -12,6 +15,14 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(skip)
+
+
+@pytest.fixture
+def no_thread_is_left():
+    before = threading.enumerate()
+    yield
+    gc.collect()
+    assert threading.enumerate() == before
 
 
 def _gpu():

@@ -1,6 +1,5 @@
 """The feed on a GPU: streams that are behind, buffers that are used again, memory that stays."""
 
-import gc
 import threading
 import warnings
 
@@ -17,16 +16,8 @@ from lowgpu.streams import GpuCopies, queue_of
 from lowgpu.table_file import save_table
 from lowgpu_kernels.arrays import Buffer
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("no_thread_is_left")]
 BATCHES = 1000
-
-
-@pytest.fixture(autouse=True)
-def no_thread_is_left():
-    before = threading.enumerate()
-    yield
-    gc.collect()
-    assert threading.enumerate() == before
 
 
 def numbered(count, length=1 << 16):

@@ -1,6 +1,5 @@
 """The double-buffered loader: every batch constant and right, whatever is late."""
 
-import gc
 import itertools
 import threading
 import time
@@ -16,15 +15,8 @@ from lowgpu.hardware import DeviceError
 from lowgpu.loader import DoubleBufferedLoader
 from tests.late_device import COMPUTE, EAGER, LAZY, SLOW_CONSUMER, SLOW_LINK, LateDevice
 
+pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 BATCHES = 10_000
-
-
-@pytest.fixture(autouse=True)
-def no_thread_is_left():
-    before = threading.enumerate()
-    yield
-    gc.collect()
-    assert threading.enumerate() == before
 
 
 def numbered(count, pause=0.0):

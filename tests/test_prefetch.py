@@ -1,6 +1,5 @@
 """The next epoch's data: the same as inline, and no thread is left."""
 
-import gc
 import signal
 import threading
 import time
@@ -12,15 +11,8 @@ from lowgpu.background import Background, FeedError
 from lowgpu.data import BarsError, sample
 from lowgpu.prefetch import EpochPrefetcher, EpochWindows
 
+pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 LENGTH = 700
-
-
-@pytest.fixture(autouse=True)
-def no_thread_is_left():
-    before = threading.enumerate()
-    yield
-    gc.collect()
-    assert threading.enumerate() == before
 
 
 def bits(epoch):

@@ -41,6 +41,28 @@ MODULES = (
 )
 
 
+def repeated(make, calls=1):
+    """A side of a comparison: () -> a callable that does a peer's work and waits for it.
+
+    Args:
+        make: () -> a PyTorch peer; it is warmed when the side is made.
+        calls: runs of the peer in one call.
+    """
+
+    def ready():
+        peer = make()
+        peer.warm()
+
+        def run():
+            for _ in range(calls):
+                peer.run()
+            peer.block()
+
+        return run
+
+    return ready
+
+
 def __getattr__(name):
     if name in MODULES:
         return importlib.import_module(f"{__name__}.{name}")
