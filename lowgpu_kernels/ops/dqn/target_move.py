@@ -1,10 +1,10 @@
 """The target network's move towards the parameters, due by env steps and not by updates."""
 
 import numpy as np
-from numba import njit, prange
+from numba import prange
 
 from lowgpu_kernels import launch
-from lowgpu_kernels.device import cuda, f32, scalar, u64
+from lowgpu_kernels.device import cuda, f32, njit, scalar, u64
 from lowgpu_kernels.dims import F32, U64, Float, Int, P
 from lowgpu_kernels.op import blocks, op
 from lowgpu_kernels.ops.replay.tree import high_product

@@ -1,10 +1,10 @@
 """Importance weights to the power that a schedule gives, so that a replayed graph follows it."""
 
 import numpy as np
-from numba import njit, prange
+from numba import prange
 
 from lowgpu_kernels import launch
-from lowgpu_kernels.device import cuda, scalar
+from lowgpu_kernels.device import cuda, njit, scalar
 from lowgpu_kernels.device.maths import exp_f32, log_f32
 from lowgpu_kernels.dims import F32, U64, B, Float, Int
 from lowgpu_kernels.op import blocks, op

@@ -1,12 +1,12 @@
 """Draws in proportion to priority, from a tree of integer sums."""
 
 import numpy as np
-from numba import njit, prange
+from numba import prange
 
 from lowgpu_kernels import launch
 from lowgpu_kernels.arrays import Buffer
 from lowgpu_kernels.compile import cuda_c
-from lowgpu_kernels.device import f32, i32, u64
+from lowgpu_kernels.device import f32, i32, njit, u64
 from lowgpu_kernels.device.philox import SAMPLE, draw, numpy_draw
 from lowgpu_kernels.dims import F32, I32, SEED, U64, B, D, Int, L, Outputs, W
 from lowgpu_kernels.op import blocks, op

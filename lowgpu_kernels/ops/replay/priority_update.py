@@ -1,11 +1,10 @@
 """New priorities of the transitions of a minibatch."""
 
 import numpy as np
-from numba import njit
 
 from lowgpu_kernels import launch
 from lowgpu_kernels.compile import cuda_c
-from lowgpu_kernels.device import i32, u64
+from lowgpu_kernels.device import i32, njit, u64
 from lowgpu_kernels.dims import F32, FLAG, I32, U64, B, Float, L, W
 from lowgpu_kernels.op import blocks, op
 from lowgpu_kernels.ops.replay.replay_write import spec_sums

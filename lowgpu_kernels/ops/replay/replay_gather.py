@@ -1,12 +1,12 @@
 """Rows of a minibatch out of the replay ring: n-step returns, the states to bootstrap from, weights."""
 
 import numpy as np
-from numba import njit, prange
+from numba import prange
 
 from lowgpu_kernels import launch
 from lowgpu_kernels.arrays import absent
 from lowgpu_kernels.compile import cuda_c
-from lowgpu_kernels.device import f32, i32
+from lowgpu_kernels.device import f32, i32, njit
 from lowgpu_kernels.device.maths import NAN
 from lowgpu_kernels.dims import F32, I32, U8, B, D, E, F, Float, G, Int, K, Outputs
 from lowgpu_kernels.op import blocks, op

@@ -1,11 +1,11 @@
 """Uniform draws from the replay ring."""
 
 import numpy as np
-from numba import njit, prange
+from numba import prange
 
 from lowgpu_kernels import launch
 from lowgpu_kernels.compile import cuda_c
-from lowgpu_kernels.device import i32
+from lowgpu_kernels.device import i32, njit
 from lowgpu_kernels.device.philox import SAMPLE, draw, numpy_draw
 from lowgpu_kernels.dims import I32, SEED, U64, B, Int
 from lowgpu_kernels.op import blocks, op

@@ -1,11 +1,10 @@
 """Steps of a rollout into the replay ring."""
 
 import numpy as np
-from numba import njit
 
 from lowgpu_kernels import launch
 from lowgpu_kernels.compile import cuda_c
-from lowgpu_kernels.device import i32, u64
+from lowgpu_kernels.device import i32, njit, u64
 from lowgpu_kernels.dims import BOOL, F32, I32, U8, U64, E, F, G, K, L, T, W
 from lowgpu_kernels.op import blocks, op
 from lowgpu_kernels.ops.replay.ring import MOST_ACTIONS, mark_of
