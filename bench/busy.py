@@ -10,12 +10,14 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from bench.streamed import save_bars
 from bench.timing import device_facts, save_document
 from lowgpu import config, hardware
 from lowgpu.monitor import Monitor, current_uuid
@@ -23,23 +25,35 @@ from lowgpu.monitor import Monitor, current_uuid
 RESULTS = Path(__file__).parent / "results"
 BAR = 95  # percent that 95 % of the samples are to reach
 HERTZ = 10.0
+WINDOWS = 8  # of the table that streams; its training split has 70 % of them
 START_SECONDS = 120.0  # until the first iterations: a cold start, on a machine that others use too
 
 
-def longest(env, settings):
-    """The most env steps that a run on a GPU may have: more than a bench lasts.
+def watched(env, settings, algo="ppo"):
+    """The trainer's settings of a run on a GPU that ends at once.
 
     Args:
         env: name of the environment.
         settings: name=value, as `lowgpu train` takes them.
+        algo: name of the trainer.
 
     Raises:
         ConfigError: a setting that cannot be used.
     """
-    one = {"env": env, "ppo": {"total_steps": 1}}
-    given = map(config.setting, settings)
-    ppo = config.from_dict(config.merge(config.PRESETS[env, "cuda"], *given, one)).ppo
-    return min((2**31 - 1) // ppo.updates * ppo.batch, 2**50)
+    one = {"env": env, "algo": algo, algo: {"total_steps": 1}}
+    given = (config.setting(text, (algo, env)) for text in settings)
+    with warnings.catch_warnings():
+        # Of a run that ends before it learns: nobody starts it.
+        warnings.simplefilter("ignore")
+        preset = config.preset_of(env, algo, "cuda")
+        return config.from_dict(config.merge(preset, *given, one)).trainer
+
+
+def longest(env, settings, algo="ppo"):
+    """The most env steps that a run on a GPU may have: more than a bench lasts. As `watched`."""
+    trainer = watched(env, settings, algo)
+    updates = trainer.updates * (trainer.rounds if algo == "dqn" else 1)
+    return min((2**31 - 1) // updates * trainer.iteration_steps, 2**50)
 
 
 def until_training(program, metrics, seconds=START_SECONDS):
@@ -97,6 +111,11 @@ def watch(arguments, seconds, monitor):
 def main(
     seconds: Annotated[float, typer.Option(min=1, help="of training to watch")] = 60.0,
     env: Annotated[str, typer.Option(help="market or cartpole")] = "market",
+    algo: Annotated[str, typer.Option(help="ppo or dqn")] = "ppo",
+    stream: Annotated[
+        int,
+        typer.Option(min=0, help="rows of a window of a table that streams; 0 keeps it resident"),
+    ] = 0,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="name=value, as lowgpu train takes it")
     ] = None,
@@ -105,13 +124,20 @@ def main(
     """Train on the GPU and say how busy it was; end with 1 where the bar is missed."""
     hardware.choose("cuda")  # raises where there is none
     settings = settings or []
-    arguments = ["--device", "cuda", "--env", env, "--steps", str(longest(env, settings))]
+    arguments = ["--device", "cuda", "--env", env, "--algo", algo]
+    arguments += ["--steps", str(longest(env, settings, algo))]
     arguments += [part for setting in settings for part in ("--set", setting)]
-    seen = watch(arguments, seconds, Monitor(current_uuid(), HERTZ))
+    with tempfile.TemporaryDirectory() as folder:
+        if stream:
+            precision = watched(env, settings, algo).precision
+            save_bars(f"{folder}/bars", WINDOWS * stream, precision)
+            arguments += ["--data", f"{folder}/bars", "--set", f"stream.rows={stream}"]
+        seen = watch(arguments, seconds, Monitor(current_uuid(), HERTZ))
     reached = seen.utilization_low is not None and seen.utilization_low >= BAR
     print(f"{seen}\nleast {seen.utilization_least} %, {seen.samples} samples")
     print(f"{'reached' if reached else 'missed'}: {BAR} % at the 5th percentile")
-    path = out or RESULTS / f"busy_{env}.json"
+    named = "_".join(["busy", env, algo, *(["streamed"] if stream else [])])
+    path = out or RESULTS / f"{named}.json"
     save_document(
         path,
         {

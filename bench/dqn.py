@@ -32,7 +32,7 @@ def comparisons(comparison, graph_of, calls=50):
         each = f"{updates} updates" if updates > 1 else "1 update"
         return comparison(
             f"double DQN, {envs} envs, {each} of {batch} a step, whole iterations: an update",
-            lambda: graph_of(Training.on_gpu(envs, batch, updates).iteration, calls),
+            lambda: graph_of(Training.on_gpu(envs, batch, updates, rounds=calls).iterations, 1),
             {f"JAX, {name}": rival(name) for name in peers.dqn_jax.VARIANTS},
             items=batch,
             unit="samples",
@@ -89,16 +89,17 @@ def floor(rows):
 
 
 class Training:
-    """Our side: the ops of an iteration over arrays that exist before the first.
+    """Our side: the ops of iterations over arrays that exist before the first.
 
     Args:
         arrays: cupy, or numpy for a test; streams are then ignored.
         envs, batch, updates: environments, rows of a minibatch, minibatches an iteration.
+        rounds: iterations of a call.
         capacity: transitions of the ring, a multiple of envs.
         bars: rows of the market's table.
     """
 
-    def __init__(self, arrays, envs, batch, updates, capacity=CAPACITY, bars=1_000_000):
+    def __init__(self, arrays, envs, batch, updates, rounds=1, capacity=CAPACITY, bars=1_000_000):
         from lowgpu_kernels.dims import BF16, I
         from lowgpu_kernels.ops.mlp.examples import draw_parameters
         from lowgpu_kernels.ops.mlp.network import Network
@@ -107,7 +108,7 @@ class Training:
         env, table, series = market(bars)
         network = Network(env.width, ((*workload.HIDDEN, workload.ACTIONS),))
         made = {"table": table.astype(BF16[I].dtype({})), "series": series}
-        made |= self._ring(rng, env, envs, capacity, bars)
+        made |= _full_ring(rng, env, envs, capacity, bars)
         made["parameters"] = draw_parameters(rng, network)
         made["target"] = made["parameters"].copy()
         made |= {n: np.zeros(network.parameters, np.float32) for n in ("m", "v")}
@@ -119,15 +120,15 @@ class Training:
         self.arrays = arrays
         self.buffers = {n: arrays.asarray(a) for n, a in made.items()}
         self.about = {"env": env, "network": network, "precision": "bfloat16"}
-        self.envs, self.batch, self.updates = envs, batch, updates
+        self.envs, self.batch, self.updates, self.rounds = envs, batch, updates, rounds
         self._prepare(env, network)
 
     @classmethod
-    def on_gpu(cls, envs, batch, updates):
+    def on_gpu(cls, envs, batch, updates, rounds=1):
         """One on the GPU whose arrays are all there: a graph's stream is another than theirs."""
         import cupy
 
-        made = cls(cupy, envs, batch, updates)
+        made = cls(cupy, envs, batch, updates, rounds)
         made.wait()
         return made
 
@@ -135,38 +136,24 @@ class Training:
         """Until the GPU has done what was queued on the current stream."""
         self.arrays.cuda.get_current_stream().synchronize()
 
-    @staticmethod
-    def _ring(rng, env, envs, capacity, bars):
-        """A full ring of market states, each followed by the next bar."""
-        from lowgpu_kernels.ops.replay.ring import ring_arrays
-
-        slots = capacity // envs
-        shapes = ring_arrays(slots, envs, len(env.floats), len(env.ints))
-        made = {name: np.zeros(shape, dtype) for name, (shape, dtype) in shapes.items()}
-        made["head"][:2] = 0, slots
-        rows = rng.integers(bars - 1, size=(slots, envs))
-        made["kept_ints"][..., 0], made["kept_next_ints"][..., 0] = rows, rows + 1
-        made["kept_floats"][..., 1] = made["kept_next_floats"][..., 1] = 1
-        made["kept_reward"][:] = rng.standard_normal((slots, envs), np.float32)
-        made["kept_mark"][:] = rng.integers(workload.ACTIONS, size=(slots, envs)) << 2
-        return made
-
     def _prepare(self, env, network):
         """Outputs and working memory of every op."""
-        from lowgpu_kernels import dqn_update, experience, replay_gather, replay_sample
-        from lowgpu_kernels.dims import B, E, F, G, M
+        from lowgpu_kernels import dqn_rounds, dqn_update, replay_gather, replay_sample
+        from lowgpu_kernels.dims import B, E, F, G, K, M
 
         settings, rows = workload.DQN, self.updates * self.batch
         fields = {F: len(env.floats), G: len(env.ints)}
         explores = settings["exploration"]
-        self._explored = {**self.about, "steps": 1, "seed": 1}
-        self._explored |= {"epsilon_start": explores, "epsilon_end": explores}
         self._drawn = {"envs": self.envs, "batch": rows, "seed": 1}
         self._learned = {**self.about, "lr": settings["lr"], "double": settings["double"]}
         self._learned |= {"delta": settings["huber"], "tau": settings["tau"]}
         self._learned["eps"] = settings["adam_eps"]
         self._gathered = {"steps": 1, "gamma": settings["gamma"]}
-        self._experience = self._memory(experience, {E: self.envs, **fields}, self._explored)
+        self._all = {**self._learned, "rounds": self.rounds, "seed": 1, "gamma": settings["gamma"]}
+        self._all |= {"epsilon_start": explores, "epsilon_end": explores}
+        self._all |= {"updates": self.updates, "batch": self.batch}
+        ring = {E: self.envs, K: len(self.buffers["kept_mark"]), **fields}
+        self._rounds = self._memory(dqn_rounds, ring, self._all)
         self._index = self._memory(replay_sample, {B: rows}, self._drawn)
         self._rows = self._memory(replay_gather, {B: rows, **fields}, self._gathered)
         minibatches = {M: self.updates, B: self.batch, **fields}
@@ -189,16 +176,18 @@ class Training:
     def _of(self, *names):
         return [self.buffers[n] for n in names]
 
-    def iteration(self, stream=None):
-        """One step of every environment into the ring, then the updates."""
-        from lowgpu_kernels import experience, replay_write
+    def iterations(self, stream=None):
+        """All rounds: a step of every environment into the ring, then the updates."""
+        from lowgpu_kernels import dqn_rounds
 
-        queue = self._queue(stream)
-        states = self._of("parameters", "floats", "ints", "clock", "table", "series")
-        experience(*states, **self._explored, **self._experience, **queue)
-        ring = [a for n, a in self.buffers.items() if n.startswith("kept_")]
-        replay_write(*self._experience["out"], *self._of("head"), *ring, **queue)
-        self.learn(stream)
+        states = self._of(
+            "parameters", "target", "m", "v", "step", "floats", "ints", "clock", "head"
+        )
+        given = *states, *self._ring(), *self._of("draws", "table", "series")
+        dqn_rounds(*given, **self._all, **self._rounds, **self._queue(stream))
+
+    def _ring(self):
+        return [a for n, a in self.buffers.items() if n.startswith("kept_")]
 
     def learn(self, stream=None):
         """Batches for all updates, and the updates."""
@@ -206,9 +195,10 @@ class Training:
 
         queue = self._queue(stream)
         replay_sample(*self._of("head", "draws"), **self._drawn, **self._index, **queue)
-        ring = [a for n, a in self.buffers.items() if n.startswith("kept_")]
         index = self._index["out"][0]
-        replay_gather(index, *self._of("head"), *ring, **self._gathered, **self._rows, **queue)
+        replay_gather(
+            index, *self._of("head"), *self._ring(), **self._gathered, **self._rows, **queue
+        )
         self.update(stream)
 
     def update(self, stream=None):
@@ -241,3 +231,19 @@ def market(bars):
     last = np.zeros(bars, np.float32)
     last[-1] = 1
     return env, table, np.stack([price, last])
+
+
+def _full_ring(rng, env, envs, capacity, bars):
+    """A full ring of market states, each followed by the next bar."""
+    from lowgpu_kernels.ops.replay.ring import ring_arrays
+
+    slots = capacity // envs
+    shapes = ring_arrays(slots, envs, len(env.floats), len(env.ints))
+    made = {name: np.zeros(shape, dtype) for name, (shape, dtype) in shapes.items()}
+    made["head"][:2] = 0, slots
+    rows = rng.integers(bars - 1, size=(slots, envs))
+    made["kept_ints"][..., 0], made["kept_next_ints"][..., 0] = rows, rows + 1
+    made["kept_floats"][..., 1] = made["kept_next_floats"][..., 1] = 1
+    made["kept_reward"][:] = rng.standard_normal((slots, envs), np.float32)
+    made["kept_mark"][:] = rng.integers(workload.ACTIONS, size=(slots, envs)) << 2
+    return made

@@ -108,7 +108,7 @@ def link(arrays, kind, nbytes, rounds=20):
     peer, rows = taken["pageable"], []
     for name in ours:
         rate, its_rate = (nbytes / side.median / 1e9 for side in (taken[name], peer))
-        note = f"{rate:.3g} GB/s, pageable {its_rate:.3g}; gain {_gain(taken[name], peer)}{refused}"
+        note = f"{rate:.3g} GB/s, pageable {its_rate:.3g}; gain {gain(taken[name], peer)}{refused}"
         rows.append(Row(f"host to device, {shown(nbytes)}, {name}", taken[name], peer, note=note))
     return rows
 
@@ -208,11 +208,12 @@ def streaming(arrays, kind, folder, rows=WINDOW, windows=24, rounds=8, side=SIDE
 
 def _against(what, taken, peer, bar=None):
     ours, peers = taken["ours"], taken[peer]
-    note = f"against {peer}: throughput {_gain(ours, peers)}"
+    note = f"against {peer}: throughput {gain(ours, peers)}"
     return Row(what, ours, peers, bar_ratio=bar, note=note)
 
 
-def _gain(ours, peer):
+def gain(ours, peer):
+    """Median gain and its interval as people read them."""
     return "{:.3f}x [{:.3f}, {:.3f}]".format(*interval(ours, peer))
 
 
@@ -264,23 +265,27 @@ def overlap(cupy, batch=BATCH, count=12):
             with Timed(cupy, stream, spans):
                 work.run(given)
         work.finish()
-    since = cupy.cuda.get_elapsed_time
+    return since(cupy, zero, {"copies": copies.spans, "work": spans})
+
+
+def since(cupy, zero, lanes):
+    """Pairs of events, by lane, as milliseconds after the event `zero`."""
+    elapsed = cupy.cuda.get_elapsed_time
     return {
-        lane: [(since(zero, start), since(zero, end)) for start, end in kept]
-        for lane, kept in {"copies": copies.spans, "work": spans}.items()
+        lane: [(elapsed(zero, start), elapsed(zero, end)) for start, end in spans]
+        for lane, spans in lanes.items()
     }
 
 
 def shared_milliseconds(lanes):
-    """How long copies and work ran at once."""
+    """How long the spans of two lanes ran at once."""
+    first, second = lanes.values()
     return sum(
-        max(0.0, min(one[1], other[1]) - max(one[0], other[0]))
-        for one in lanes["copies"]
-        for other in lanes["work"]
+        max(0.0, min(one[1], other[1]) - max(one[0], other[0])) for one in first for other in second
     )
 
 
-def picture(path, lanes):
+def picture(path, lanes, label="milliseconds; colours alternate by batch, so by buffer"):
     """Draw the lanes over time into a PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -292,7 +297,7 @@ def picture(path, lanes):
         for number, (start, end) in enumerate(spans):
             axes.barh(place, end - start, left=start, height=0.7, color=f"C{number % 2}")
     axes.set_yticks(range(len(lanes)), lanes)
-    axes.set_xlabel("milliseconds; colours alternate by batch, so by buffer")
+    axes.set_xlabel(label)
     figure.savefig(path, dpi=120, format="png")
 
 

@@ -1,7 +1,8 @@
 """What INT8 costs a policy, over seeds: `python -m bench.quantized --env cartpole --set ppo.activation=relu`.
 
-Each seed is trained by `lowgpu train` with its preset and quantized by `lowgpu quantize`'s function; the
-JSON has the commands and the reports. The exit code is 1 where a seed does not pass its gate.
+Each seed is trained by `lowgpu train` with its preset and quantized by `lowgpu quantize`'s function, with
+`--fine-tune` also a second time; the JSON has the commands and the reports. The exit code is 1 where the
+last report of a seed does not pass its gate.
 """
 
 import subprocess
@@ -26,9 +27,10 @@ def trained(command, directory):
 
 def main(
     env: Annotated[str, typer.Option(help="market or cartpole")] = "market",
-    algo: Annotated[str, typer.Option(help="ppo")] = "ppo",
+    algo: Annotated[str, typer.Option(help="ppo or dqn")] = "ppo",
     device: Annotated[str, typer.Option(help="cpu or cuda, to train on")] = "cpu",
     seeds: Annotated[int, typer.Option(help="runs, from seed 0 on")] = 3,
+    fine_tune: Annotated[int, typer.Option(help="steps of fine-tuning; 0 is none")] = 0,
     settings: Annotated[list[str] | None, typer.Option("--set", help="as for lowgpu train")] = None,
     out: Annotated[Path | None, typer.Option(help="where the JSON goes")] = None,
 ):
@@ -40,11 +42,16 @@ def main(
         with tempfile.TemporaryDirectory() as folder:
             directory = Path(folder) / "run"
             trained(command, directory)
-            report, text = quantize_run(directory)
-        print(f"{command}\n{text}")
-        commands = [f"{command} --run RUN", "lowgpu quantize RUN"]
-        runs.append({"seed": seed, "commands": commands, "report": report})
-    passed = all(run["report"]["passed"] for run in runs)
+            before, text = quantize_run(directory)
+            print(f"{command}\n{text}")
+            commands = [f"{command} --run RUN", "lowgpu quantize RUN"]
+            made = {"seed": seed, "commands": commands, "report": before}
+            if fine_tune:
+                commands.append(f"lowgpu quantize RUN --fine-tune {fine_tune}")
+                made["fine_tuned"], text = quantize_run(directory, fine_tune=fine_tune)
+                print(text, flush=True)
+        runs.append(made)
+    passed = all(run.get("fine_tuned", run["report"])["passed"] for run in runs)
     path = out or RESULTS / f"quantized_{env}_{algo}.json"
     save_document(path, {"facts": device_facts(), "runs": runs, "passed": passed})
     raise typer.Exit(0 if passed else 1)

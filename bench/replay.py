@@ -13,7 +13,7 @@ CAPACITY, BATCH = 1 << 20, 8192
 ENVS = 4096  # of the ring: as in the workload's DQN
 
 
-def comparisons(comparison, graph_of, calls=20):
+def comparisons(comparison, graph_of, calls=50):
     """{name: () -> Comparison} for bench.versus, which gives its class and its way to a graph."""
 
     def ours():
@@ -54,7 +54,7 @@ def replaying(arrays, capacity, envs, batch, bars=1_000_000):
         bars: rows of the market's table.
     """
     from lowgpu.envs import make
-    from lowgpu_kernels import observe, priority_sample, priority_update, replay_gather
+    from lowgpu_kernels import observe, priority_gather, priority_update
     from lowgpu_kernels.dims import BF16, I
     from lowgpu_kernels.ops.replay.ring import ring_arrays
 
@@ -76,31 +76,30 @@ def replaying(arrays, capacity, envs, batch, bars=1_000_000):
     table, series, clock = (arrays.asarray(a) for a in (table, series, np.zeros(2, np.uint64)))
     error = arrays.asarray(rng.standard_normal(batch, np.float32))
     ring = [b[n] for n in shapes if n.startswith("kept_")]
-    results = [_empty(arrays, op, sizes, env) for op, sizes in _outputs(batch, env)]
+    drawing, observing = (_memory(arrays, op, sizes, env) for op, sizes in _outputs(batch, env))
 
     def work(stream=None):
-        sampled, rows, observed = results
+        rows, observed = drawing["out"], observing["out"]
         queue = {} if stream is None else {"stream": stream}
-        priority_sample(b["priority"], b["sums"], clock, batch=batch, out=sampled, **queue)
-        drawn = sampled[1:]
-        replay_gather(sampled[0], b["head"], *ring, *drawn, out=rows, **queue)
-        observe(*rows[:2], table, series, env=env, precision="bfloat16", out=observed, **queue)
-        given = sampled[0], error, *(b[n] for n in tree)
+        given = b["priority"], b["sums"], clock, b["head"], *ring
+        priority_gather(*given, batch=batch, **drawing, **queue)
+        index, *states = rows[:3]
+        observe(*states, table, series, env=env, precision="bfloat16", **observing, **queue)
+        given = index, error, *(b[n] for n in tree)
         priority_update(*given, alpha=0.6, in_order=True, **queue)
-        return sampled, rows, observed
+        return rows, observed
 
     return work
 
 
 def _outputs(batch, env):
     """The ops with outputs, in their order, and what gives their sizes."""
-    from lowgpu_kernels import observe, priority_sample, replay_gather
+    from lowgpu_kernels import observe, priority_gather
     from lowgpu_kernels.dims import B, F, G, I, N
 
     fields = {F: len(env.floats), G: len(env.ints)}
     return (
-        (priority_sample, ({B: batch}, {"batch": batch})),
-        (replay_gather, ({B: batch, **fields}, {})),
+        (priority_gather, (fields, {"batch": batch})),
         (
             observe,
             ({B: batch, N: batch, I: env.width, **fields}, {"env": env, "precision": "bfloat16"}),
@@ -108,11 +107,14 @@ def _outputs(batch, env):
     )
 
 
-def _empty(arrays, op, sizes, env):
+def _memory(arrays, op, sizes, env):
+    """`out`, and on a GPU `scratch`, of an op's calls."""
     known, params = sizes
     params = op.checked_params(params)
-    resolved = op.sizes_of(known, params)
-    chosen = op.chosen_by(params)
-    return tuple(
-        arrays.empty(spec.resolve(resolved), spec.dtype(chosen)) for spec in op.outputs.values()
-    )
+    resolved, chosen = op.sizes_of(known, params), op.chosen_by(params)
+    outputs = op.outputs.values()
+    made = {"out": tuple(arrays.empty(s.resolve(resolved), s.dtype(chosen)) for s in outputs)}
+    if arrays is np or not op.scratch:
+        return made
+    wanted = op.scratch_specs({d.name: n for d, n in resolved.items()}, params)
+    return made | {"scratch": [arrays.empty(n, np.dtype(t)) for n, t in wanted.values()]}

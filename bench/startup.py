@@ -74,7 +74,7 @@ def child(start, arguments):
 
     phases.imported()
     phases.timed(hardware, "choose", "device")
-    phases.timed(runs, "training_task", "data")
+    phases.timed(runs, "prepared", "data")
     phases.timed(__main__, "_plan", "plan")
     phases.timed(__main__, "_monitor", "monitor")
     phases.timed(streams, "build", "compile")

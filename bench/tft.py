@@ -4,6 +4,7 @@ Prints and writes what bench.versus does. Weights are random and of the size of 
 not depend on them.
 """
 
+import importlib
 import time
 from pathlib import Path
 from typing import Annotated
@@ -16,6 +17,7 @@ from bench.timing import device_facts, report, save
 from bench.versus import BF16_FLOPS_PER_SECOND, RESULTS, Comparison, graph_of
 
 HISTORY, FUTURE, BATCH, HIDDEN, HEADS, CLIENTS = 168, 24, 1024, 128, 4, 370
+CALIBRATION = 16  # sequences
 KNOWN = ("hour", "day", "week", "month", "index")
 
 
@@ -65,19 +67,26 @@ def flops(shape, batch=BATCH, history=HISTORY, future=FUTURE):
     return 2 * batch * (mixing + lstm + each + attention + behind)
 
 
-def inputs_of(shape, seed=0):
-    """Arguments of `TFT.predict` on the GPU."""
-    import cupy
-
+def inputs_of(shape, batch=BATCH, library="cupy", seed=0):
+    """Arguments of `TFT.predict`, of a library's arrays."""
+    xp = importlib.import_module(library)
     rng, inputs = np.random.default_rng(seed), {}
     for name, steps in (("history", HISTORY), ("future", FUTURE)):
-        reals = rng.normal(size=(BATCH, steps, len(shape.reals))).astype(np.float32)
-        clients = rng.integers(0, CLIENTS, (BATCH, steps, 1), np.int32)
-        inputs |= {
-            f"{name}_reals": cupy.asarray(reals),
-            f"{name}_categories": cupy.asarray(clients),
-        }
+        reals = rng.normal(size=(batch, steps, len(shape.reals))).astype(np.float32)
+        clients = rng.integers(0, CLIENTS, (batch, steps, 1), np.int32)
+        inputs |= {f"{name}_reals": xp.asarray(reals), f"{name}_categories": xp.asarray(clients)}
     return inputs
+
+
+def model_of(shape, precision):
+    """Ours on the GPU, with random weights; INT8 calibrated on a few sequences on the CPU."""
+    from lowgpu.tft import TFT, quantize_tft
+
+    arrays = random_arrays(shape)
+    if precision == "int8":
+        inputs = inputs_of(shape, CALIBRATION, "numpy", seed=1)
+        arrays = quantize_tft(TFT(shape, arrays), [inputs]).arrays
+    return TFT(shape, arrays, precision, "cupy")
 
 
 def passing(model, inputs):
@@ -96,24 +105,21 @@ def passing(model, inputs):
 
 
 def whole(precision, library, calls=10):
-    """A pass in a graph, beside pytorch-forecasting's module and the lean one of the same weights."""
+    """A pass in a graph, beside pytorch-forecasting's module and the lean one of the same weights.
 
-    def ours():
-        from lowgpu.tft import TFT
-
-        shape = electricity()
-        model = TFT(shape, random_arrays(shape), precision, "cupy")
-        return graph_of(passing(model, inputs_of(shape)), calls)
+    The peers of INT8 are in bfloat16.
+    """
+    theirs = "bfloat16" if precision == "int8" else precision
 
     def lean(variant):
         shape = electricity()
-        given = {"precision": precision, **peers.tft_lean_torch.VARIANTS[variant]}
+        given = {"precision": theirs, **peers.tft_lean_torch.VARIANTS[variant]}
         return peers.tft_lean_torch.TFT(
             shape, random_arrays(shape), BATCH, HISTORY, FUTURE, **given
         )
 
     def original():
-        return peers.tft_torch.TFT(BATCH, HIDDEN, HEADS, HISTORY, FUTURE, precision=precision)
+        return peers.tft_torch.TFT(BATCH, HIDDEN, HEADS, HISTORY, FUTURE, precision=theirs)
 
     rivals = {
         "lean": peers.repeated(lambda: lean("original"), calls),
@@ -121,14 +127,28 @@ def whole(precision, library, calls=10):
     }
     if library:
         rivals["pytorch-forecasting"] = peers.repeated(original, calls)
+    return _compared(precision, rivals, calls, bar_ratio=2)
+
+
+def beside_bfloat16(calls=10):
+    """INT8 beside our own bfloat16."""
+    return _compared("int8", {"our bfloat16": lambda: _ours("bfloat16", calls)}, calls, 1.3)
+
+
+def _ours(precision, calls):
+    shape = electricity()
+    return graph_of(passing(model_of(shape, precision), inputs_of(shape)), calls)
+
+
+def _compared(precision, rivals, calls, bar_ratio):
     rate = BF16_FLOPS_PER_SECOND if precision == "bfloat16" else None
     return Comparison(
         f"TFT, batch {BATCH}, hidden {HIDDEN}, {HISTORY} + {FUTURE} steps, {precision}",
-        ours,
+        lambda: _ours(precision, calls),
         rivals,
         items=BATCH,
         unit="sequences",
-        bar_ratio=2,
+        bar_ratio=bar_ratio,
         floor_seconds=rate and flops(electricity()) / rate,
         rounds=10,
         calls=calls,
@@ -137,33 +157,30 @@ def whole(precision, library, calls=10):
 
 def stages(precision, calls=50):
     """Print what each op of a pass takes, in a graph of its own; a graph's launch is in it."""
-    from lowgpu.tft import TFT
+    taken = []
 
-    class Timed(TFT):
-        micros = 0.0
-
-        def run(self, op, arrays, out, **parameters):
-            replay = graph_of(lambda s: op(*arrays, **parameters, out=out, stream=s), calls)
-            replay()
-            start = time.perf_counter()
-            replay()
-            micros = (time.perf_counter() - start) * 1e6 / calls
-            first = out[0] if isinstance(out, tuple) else out
-            print(f"{op!s:26} {first.shape!s:22} {micros:8.1f} µs")
-            self.micros += micros
+    def run(op, arrays, out, **parameters):
+        replay = graph_of(lambda s: op(*arrays, **parameters, out=out, stream=s), calls)
+        replay()
+        start = time.perf_counter()
+        replay()
+        taken.append((time.perf_counter() - start) * 1e6 / calls)
+        first = out[0] if isinstance(out, tuple) else out
+        print(f"{op!s:26} {first.shape!s:22} {taken[-1]:8.1f} µs")
 
     shape = electricity()
-    model = Timed(shape, random_arrays(shape), precision, "cupy")
+    model = model_of(shape, precision)
+    model.run = run
     model.predict(**inputs_of(shape))
-    print(f"{'all, one after the other':49} {model.micros:8.1f} µs")
+    print(f"{'all, one after the other':49} {sum(taken):8.1f} µs")
 
 
-PRECISIONS = "bfloat16", "float32"
+PRECISIONS = "int8", "bfloat16", "float32"
 
 
 def main(
     names: Annotated[
-        list[str] | None, typer.Argument(help=f"of {', '.join(PRECISIONS)}; both by default")
+        list[str] | None, typer.Argument(help=f"of {', '.join(PRECISIONS)}; all by default")
     ] = None,
     out: Annotated[Path, typer.Option(help="where the JSON goes")] = RESULTS / "versus_tft.json",
     library: Annotated[
@@ -182,6 +199,8 @@ def main(
     rows = []
     for name in names or PRECISIONS:
         rows.append(whole(name, library).measure())
+        if name == "int8":
+            rows.append(beside_bfloat16().measure())
         save(out, rows, device_facts())
     report(rows)
 

@@ -101,20 +101,24 @@ def trainer(envs, steps, minibatch, rows=1_000_000):
 
 
 def ppo(envs, steps, minibatch, bar, floor=None, variants=("original", "lean, fast random")):
+    """Iterations as a run makes them, either side: several are queued, and the last is waited for."""
+    calls = 5
+
     def ours():
         ppo = trainer(envs, steps, minibatch)
 
-        def iteration():
-            ppo.advance()
+        def iterations():
+            for _ in range(calls):
+                ppo.advance()
             ppo.drain()
 
-        return iteration
+        return iterations
 
     def rival(name):
         def make():
             peer = peers.ppo_jax.PPO(envs, steps, minibatch, **peers.ppo_jax.VARIANTS[name])
             peer.warm()
-            return peer.iteration
+            return lambda: peer.run(calls)
 
         return make
 
@@ -126,6 +130,7 @@ def ppo(envs, steps, minibatch, bar, floor=None, variants=("original", "lean, fa
         unit="env-steps",
         bar_ratio=bar,
         floor_seconds=floor and envs * steps / floor,
+        calls=calls,
     )
 
 

@@ -18,7 +18,9 @@ from typing import Annotated
 import typer
 
 from lowgpu import hardware
+from lowgpu.quantization.command import after_training, refuse_failed
 from lowgpu.quantization.command import register as register_quantize
+from lowgpu.start import importing, wake_gpu
 
 app = typer.Typer(
     add_completion=False,
@@ -29,7 +31,10 @@ app = typer.Typer(
 
 JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 DATA = Annotated[
-    Path | None, typer.Option(help="Bars as CSV; without it the built-in sample of daily bars.")
+    Path | None,
+    typer.Option(
+        help="Bars as CSV, a Parquet table or a folder of save_table; without it the built-in sample."
+    ),
 ]
 ENV = Annotated[
     str | None, typer.Option(help="market (default), cartpole, acrobot or mountain_car.")
@@ -52,11 +57,12 @@ def _in_one_sentence():
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: _say(f"warning: {message}", sys.stderr)
         try:
-            from lowgpu.checkpoint import CheckpointError
-            from lowgpu.config import ConfigError
-            from lowgpu.pools import MemoryPlanError
-            from lowgpu.runs import RunError
-            from lowgpu.training import TrainingError
+            with importing():
+                from lowgpu.checkpoint import CheckpointError
+                from lowgpu.config import ConfigError
+                from lowgpu.pools import MemoryPlanError
+                from lowgpu.runs import RunError
+                from lowgpu.training import TrainingError
 
             refused = ConfigError, CheckpointError, MemoryPlanError, RunError, hardware.DeviceError
             try:
@@ -103,6 +109,9 @@ def train(
         ),
     ] = None,
     settings: SETTINGS = None,
+    hertz: Annotated[
+        float, typer.Option(min=0, max=1000, help="Samples of the GPU a second; 0 takes none.")
+    ] = 5.0,
     as_json: JSON = False,
 ):
     """Train a policy, then evaluate it.
@@ -112,10 +121,10 @@ def train(
     in the run's config.toml. Ctrl-C leaves a checkpoint that --resume goes on from, bit for bit.
     """
     say = sys.stderr if as_json else sys.stdout
+    set_there = any(text.partition("=")[0].strip() == "device" for text in settings or [])
+    wake_gpu(device, elsewhere=resume or config or set_there)
     with _in_one_sentence():
         from lowgpu import runs
-        from lowgpu.config import in_use, to_toml
-        from lowgpu.pools import one_error
 
         options = _options(data, env, algo, steps, seed, precision)
         if resume:
@@ -126,18 +135,15 @@ def train(
             runs.refuse_existing(run)
             resolved, chosen = _resolved(device, config, options, settings or [])
         _say(f"Device: {chosen.name} ({chosen.kind}; {chosen.reason})\n", say)
-        task = runs.training_task(resolved)
+        if resume:
+            task = runs.training_task(resolved)
+        else:
+            resolved, task = runs.prepared(resolved, chosen)
         if batch:
             resolved = _fitted(resolved, task, chosen, batch, say)
-        _say(to_toml(in_use(resolved)), say)
-        plan = _plan(resolved, task, chosen, say)
-        directory = run if resume else runs.create(run, resolved)
-        memory = one_error(plan, chosen.name)
-        with memory, runs.Stop() as stop, _monitor(chosen) as monitor:
-            if chosen.kind == "cuda" and monitor.reason:
-                _say(f"note: the GPU is not watched: {monitor.reason}", sys.stderr)
-            trainer, _ = runs.train(directory, resolved, task, chosen, resume, stop, monitor)
-        seen = monitor.summary()
+        directory, resolved, trainer, seen = _until_done(
+            resolved, task, chosen, run, resume, say, lambda: _monitor(chosen, hertz)
+        )
         if seen:
             _say(f"{seen}\n", say)
         if not trainer.done:
@@ -150,10 +156,59 @@ def train(
         report, text, notes = runs.evaluation(directory, resolved)
         for note in notes:
             _say(f"note: {note}", sys.stderr)
-        _say(_trained(directory, trainer, seen, report) if as_json else f"{text}\nRun: {directory}")
+        quantized, its_text = after_training(directory, resolved)
+        if as_json:
+            _say(_trained(directory, trainer, seen, report, quantized))
+        else:
+            _say(f"{text}\n{its_text and its_text + chr(10)}Run: {directory}")
+        if quantized:
+            refuse_failed(quantized)
 
 
-def _trained(directory, trainer, seen, report):
+def _until_done(resolved, task, chosen, run, resume, say, monitor_of):
+    """Train; where memory runs out, go on from the checkpoint with more accumulation, and say so.
+
+    Returns:
+        (directory, resolved, trainer, seen): the run's folder, the Config that fitted, the trainer at
+        the end, and the monitor's summary.
+    """
+    from dataclasses import replace
+
+    from lowgpu import runs
+    from lowgpu.budget import accumulating
+    from lowgpu.config import in_use, to_toml
+    from lowgpu.pools import one_error
+
+    directory = run if resume else None
+
+    def attempt(trainer_config):
+        nonlocal directory
+        fitted = replace(resolved, **{resolved.algo: trainer_config})
+        _say(to_toml(in_use(fitted)), say)
+        plan = _plan(fitted, task, chosen, say)
+        if directory is None:
+            directory = runs.create(run, fitted)
+        elif trainer_config != resolved.trainer:
+            runs.keep(directory, fitted)
+        going_on = resume or (directory / runs.CHECKPOINT).exists()
+        memory = one_error(plan, chosen.name)
+        with memory, runs.Stop() as stop, monitor_of() as monitor:
+            if monitor.uuid and monitor.reason:
+                _say(f"note: the GPU is not watched: {monitor.reason}", sys.stderr)
+            trainer, _ = runs.train(directory, fitted, task, chosen, going_on, stop, monitor)
+        return directory, fitted, trainer, monitor.summary()
+
+    def plan_for(trainer_config):
+        kind = runs.trainer_of(resolved)
+        return kind.plan_of(trainer_config, task.env, task.rows, chosen.kind)
+
+    def note(text):
+        _say(f"note: {text}", sys.stderr)
+
+    return accumulating(resolved.trainer, plan_for, attempt, note)
+
+
+def _trained(directory, trainer, seen, report, quantized):
     """A finished run as one JSON object."""
     return json.dumps(
         {
@@ -163,6 +218,7 @@ def _trained(directory, trainer, seen, report):
             "mean_return": trainer.curve.mean,
             "gpu": asdict(seen) if seen else None,
             "evaluation": report,
+            "quantized": quantized,
         }
     )
 
@@ -185,7 +241,8 @@ def _resolved(device, file, options, settings):
     algo, env = config.used_by(asked)
     inner = {algo: {n: v for n, v in options.items() if n not in top}}
     asked = config.merge(asked, inner, *(config.setting(text, (algo, env)) for text in settings))
-    chosen = hardware.choose(device or asked.get("device", "auto"))
+    with importing():  # CuPy is
+        chosen = hardware.choose(device or asked.get("device", "auto"))
     preset = config.preset_of(env, algo, chosen.kind)
     resolved = config.from_dict(config.merge(preset, asked, {"device": chosen.kind}))
     if resolved.data and resolved.env != "market":
@@ -204,14 +261,16 @@ def _resumed(run, device, given):
             f"--resume takes every setting from {run}/{runs.CONFIG}: leave out {', '.join(given)}"
         )
     resolved = runs.opened(run)
-    return resolved, hardware.choose(device or resolved.device)
+    with importing():  # CuPy is
+        return resolved, hardware.choose(device or resolved.device)
 
 
-def _monitor(chosen):
-    """The Monitor of the device; it watches nothing on a CPU."""
-    from lowgpu.monitor import Monitor, current_uuid
+def _monitor(chosen, hertz):
+    """The Monitor of the device; it watches nothing on a CPU, nor with 0 samples a second."""
+    from lowgpu.monitor import HERTZ, Monitor, current_uuid
 
-    return Monitor(current_uuid() if chosen.kind == "cuda" else None)
+    watched = chosen.kind == "cuda" and hertz > 0
+    return Monitor(current_uuid() if watched else None, hertz or HERTZ)
 
 
 def _fitted(resolved, task, chosen, policy, say):
@@ -307,58 +366,17 @@ def profile(
 
 
 @app.command()
-def info(as_json: JSON = False):
-    """Show the machine, its libraries, what would be used and why, and what would fit there."""
+def info(algo: ALGO = None, as_json: JSON = False):
+    """Show the machine, its libraries, what would be used and why, and what would fit there.
+
+    The plan is that of the market's preset with a million bars.
+    """
     with _in_one_sentence():
-        from lowgpu import budget, machine
+        from lowgpu import machine, outlook
 
         found = machine.HardwareBudget.detect()
-        report, outlook = machine.report(found), budget.outlook(found)
-        _say(json.dumps(report | {"outlook": outlook}) if as_json else _described(report, outlook))
-
-
-def _described(report, outlook):
-    """`lowgpu info` as text."""
-    from lowgpu.pools import shown
-
-    used, seen = report["used"], report["machine"]
-    rows = [("would use", f"{used['name']} ({used['kind']}): {used['reason']}")]
-    if used["free_nbytes"] is not None:
-        rows += [("memory", f"{shown(used['free_nbytes'])} free of {shown(used['total_nbytes'])}")]
-    rows += [("CPU cores", used["cores"]), ("GPU", report["gpu"])]
-    gpu, board = seen["gpu"], seen["board"]
-    if gpu:
-        rows += [
-            ("", f"{gpu['uuid']}, CUDA's {gpu['index']} of {len(seen['gpus'])}"),
-            ("", f"compute capability {'.'.join(map(str, gpu['capability']))}, {gpu['sms']} SMs"),
-            ("", f"{gpu['shared_per_block'] // 1024} KB shared memory a block"),
-            ("", f"{gpu['l2_nbytes'] / 2**20:g} MB L2 cache"),
-        ]
-    if board["bytes_per_second"] is not None:
-        rows += [("", f"{board['bytes_per_second'] / 1e9:,.0f} GB/s")]
-    if board["sm_clock_hz"] is not None:
-        rows += [("", f"up to {board['sm_clock_hz'] / 1e6:,.0f} MHz")]
-    if seen["visible"] is not None:
-        rows += [("", f"CUDA_VISIBLE_DEVICES={seen['visible']}")]
-    rows += [("note", note) for note in seen["notes"]]
-    rows += [
-        ("driver", f"CUDA {report['driver']}" if report["driver"] else "none"),
-        ("", f"driver {board['driver']}" if board["driver"] else ""),
-        ("system", report["system"] + (" in Windows (WSL)" if seen["wsl"] else "")),
-        ("Python", report["python"]),
-        *((name, known or "not installed") for name, known in report["libraries"].items()),
-        ("market", f"{shown(outlook['buffers_nbytes'])} of buffers with {outlook['bars']:,} bars"),
-        ("", f"{outlook['sample_nbytes']:.0f} B a transition of the rollout"),
-    ]
-    if gpu:
-        rows += [("", f"{shown(outlook['peak_nbytes'])} at the peak, with CUDA's context")]
-    if outlook["widest_hidden"]:
-        widest = ", ".join(map(str, outlook["widest_hidden"]))
-        rows += [("", f"hidden layers up to {widest} fit")]
-    if outlook["tier_batch"]:
-        batch = ", ".join(f"{algo} {size}" for algo, size in outlook["tier_batch"].items())
-        rows += [("tier batch", batch)]
-    return "\n".join(f"{name:12}{text}" for name, text in rows if text)
+        report, seen = machine.report(found), outlook.outlook(found, algo or "ppo")
+        _say(json.dumps(report | {"outlook": seen}) if as_json else outlook.described(report, seen))
 
 
 register_quantize(app, _in_one_sentence)

@@ -1,4 +1,4 @@
-"""How much of a machine to use: batch sizes, widths, and the memory of a run before it starts."""
+"""How much of a machine to use: batch sizes and widths, and what happens when memory runs out."""
 
 import dataclasses
 import gc
@@ -7,10 +7,9 @@ import time
 from dataclasses import dataclass
 
 from lowgpu import hardware
-from lowgpu.config import DEEPEST, PRESETS, WIDEST, ConfigError, PPOConfig, from_dict
+from lowgpu.config import DEEPEST, WIDEST, ConfigError, PPOConfig
 from lowgpu.dqn import DQN
 from lowgpu.dqn_plan import plan_of as dqn_plan_of
-from lowgpu.envs import make
 from lowgpu.pools import SHARE, MemoryPlanError, OutOfMemory, one_error, shown
 from lowgpu.ppo import PPO
 from lowgpu.ppo_plan import plan_of
@@ -30,14 +29,11 @@ KEPT = 0.1
 
 NEAR = 0.9  # of the best throughput that the knee has; untuned
 HALVINGS = 3
+MOST_PARTS = 1024  # of a minibatch, that an update's `accumulate` takes
 ROUNDS, ITERATIONS = 3, 4  # of a trial, after a first iteration that compiles
 WIDTH = 8  # hidden widths are multiples of it
-# A context took 555 MiB on an RTX PRO 6000 (188 SMs) and 107 MiB on an RTX 4060 Ti (34 SMs): 3.0
-# and 3.1 MiB an SM. Source: ggml-org/llama.cpp pull request 23604.
-CONTEXT_NBYTES_PER_SM = 3 * MB
 # Loaded kernels, a graph and the streams of a trainer. Untuned: an estimate, not yet measured.
 KERNELS_NBYTES = 32 * MB
-BARS = 1_000_000  # that the outlook plans for
 
 
 def nominal_mb(total_nbytes):
@@ -171,6 +167,38 @@ def halved(size, attempt, smallest=1):
         halvings, size = halvings + 1, size // 2
 
 
+def accumulating(config, plan_for, attempt, say):
+    """Attempt a run, and again with twice the accumulation whenever memory runs out, at most thrice.
+
+    What is learned stays the same, bit for bit: each time half as many gradients of parts of a
+    minibatch are held at once, and added up in the same order. Where that would take no less memory,
+    as on a CPU, and where all updates are one launch, the first error stands.
+
+    Args:
+        config: of a trainer, with `accumulate`.
+        plan_for: config -> Plan.
+        attempt: config -> result; raises MemoryPlanError where memory runs out.
+        say: a sentence -> shown to people.
+
+    Returns:
+        The result of the attempt that fitted.
+
+    Raises:
+        OutOfMemory: none did.
+    """
+    for left in reversed(range(HALVINGS + 1)):
+        result, why, plan = _tried(config, attempt)
+        if why is None:
+            return result
+        more = dataclasses.replace(config, accumulate=min(2 * config.accumulate, MOST_PARTS))
+        if not left or plan_for(more).nbytes >= plan_for(config).nbytes:
+            raise OutOfMemory(why, plan)
+        config = more
+        say(
+            f"{why}; minibatches are gone through in {config.accumulate} parts, with the same result"
+        )
+
+
 def _tried(size, attempt):
     """(result, why it does not fit, plan), with nothing held of an attempt that does not fit."""
     try:
@@ -211,8 +239,13 @@ def minibatches_for(config, task, machine, policy="measured"):
         ConfigError: another policy; "tier" on a CPU.
         OutOfMemory: nothing fits.
     """
+    sizes = _minibatch_sizes(config)
+
+    def divides(tier):
+        return max([size for size in sizes if size <= tier], default=min(sizes))
+
     size, text = _size_for(
-        _minibatch_sizes(config), lambda size: _short(config, size), task, machine, policy, "ppo"
+        sizes, divides, lambda size: _short(config, size), task, machine, policy, "ppo"
     )
     minibatches = config.batch // size
     return minibatches, f"{text}\nminibatch {size}: ppo.minibatches = {minibatches}\n"
@@ -236,13 +269,22 @@ def batch_for(config, task, machine, policy="measured"):
     short = dataclasses.replace(config, rounds=rounds, total_steps=steps, learning_starts=0)
     sizes = [SMALLEST << k for k in range((LARGEST // SMALLEST).bit_length())]
     size, text = _size_for(
-        sizes, lambda size: dataclasses.replace(short, batch=size), task, machine, policy, "dqn"
+        sizes,
+        lambda tier: tier,
+        lambda size: dataclasses.replace(short, batch=size),
+        task,
+        machine,
+        policy,
+        "dqn",
     )
     return size, f"{text}\ndqn.batch = {size}\n"
 
 
-def _size_for(sizes, config_of, task, machine, policy, algo):
-    """The size that a policy chooses by running what `config_of` gives for it, and why."""
+def _size_for(sizes, allowed, config_of, task, machine, policy, algo):
+    """The size that a policy chooses by running what `config_of` gives for it, and why.
+
+    Of `sizes` one is measured; `allowed` is the size that the tier's becomes.
+    """
 
     def attempt(size):
         return _trial(config_of(size), task, machine)
@@ -256,8 +298,7 @@ def _size_for(sizes, config_of, task, machine, policy, algo):
     if machine.kind == "cpu":
         raise ConfigError("batch tier goes by a GPU's memory, and the device is cpu: give measured")
     tier = tier_batch(machine.total_nbytes, algo)
-    start = max([size for size in sizes if size <= tier], default=min(sizes))
-    size, _ = halved(start, attempt, min(sizes))
+    size, _ = halved(allowed(tier), attempt, min(sizes))
     return size, f"{tier} by the memory of {machine.name}"
 
 
@@ -327,73 +368,6 @@ def max_hidden_dim_base(fits):
     return next(filter(fits, range(WIDEST, 0, -WIDTH)), None)
 
 
-@dataclass(frozen=True)
-class Peak:
-    """The most memory that a run takes of a GPU, in bytes.
-
-    Attributes:
-        buffers_nbytes: the plan's.
-        kernels_nbytes: loaded kernels, the graph and streams.
-        context_nbytes: the CUDA context; what the runtime says is free is without it.
-    """
-
-    buffers_nbytes: int
-    kernels_nbytes: int
-    context_nbytes: int
-
-    @property
-    def nbytes(self):
-        return self.buffers_nbytes + self.kernels_nbytes + self.context_nbytes
-
-
 def beside_nbytes(kind):
     """What a run on a device of this kind takes of free memory beside its buffers."""
     return KERNELS_NBYTES if kind == "cuda" else 0
-
-
-def predicted_peak(plan, machine):
-    """The Peak of a run.
-
-    Args:
-        plan: its Plan.
-        machine: a HardwareBudget.
-    """
-    context = 0
-    if machine.gpu:
-        context = machine.context_nbytes or CONTEXT_NBYTES_PER_SM * machine.gpu.sms
-    return Peak(plan.nbytes, beside_nbytes(machine.chosen.kind), context)
-
-
-def outlook(machine):
-    """What the market's preset would take of a machine with a million bars, as plain values.
-
-    Args:
-        machine: a HardwareBudget.
-    """
-    chosen = machine.chosen
-    config = from_dict(PRESETS["market", chosen.kind]).ppo
-    env = make("market")
-
-    def plan_for(config):
-        return plan_of(config, env, BARS, chosen.kind)
-
-    def fits(base):
-        needed = plan_for(dataclasses.replace(config, hidden=hidden_widths(base))).nbytes
-        return needed + beside_nbytes(chosen.kind) <= SHARE * chosen.free_nbytes
-
-    plan = plan_for(config)
-    base = None if chosen.free_nbytes is None else max_hidden_dim_base(fits)
-    tiers = {}
-    if chosen.kind == "cuda":
-        tiers = {algo: tier_batch(chosen.total_nbytes, algo) for algo in MB_PER_SAMPLE}
-    return {
-        "bars": BARS,
-        "buffers_nbytes": plan.nbytes,
-        "peak_nbytes": predicted_peak(plan, machine).nbytes,
-        "sample_nbytes": sample_nbytes(
-            lambda envs: plan_for(dataclasses.replace(config, envs=envs)), config.envs
-        )
-        / config.rollout_steps,
-        "widest_hidden": None if base is None else hidden_widths(base),
-        "tier_batch": tiers,
-    }

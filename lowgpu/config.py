@@ -11,7 +11,9 @@ import numpy as np
 
 from lowgpu.dqn_config import DQNConfig
 from lowgpu.presets import PRESETS, preset_of
+from lowgpu.quantize_config import QuantizeConfig
 from lowgpu.section import DEEPEST, WIDEST, ConfigError, Section, Text, Widths
+from lowgpu.stream_config import StreamConfig
 from lowgpu_kernels.dims import FLAG, SEED, Choice, Float, Int
 
 __all__ = [
@@ -49,6 +51,8 @@ class PPOConfig(Section):
         rollout_steps: steps of each environment an iteration.
         epochs: passes over a rollout.
         minibatches: parts of a pass; they divide envs * rollout_steps.
+        accumulate: parts of a minibatch whose gradients are added up one after another: less working
+            memory of a GPU, and what is learned stays the same, bit for bit.
         gamma: discount per step.
         lam: mixing of n-step returns in the advantage.
         clip: how far the probability ratio moves the policy's loss.
@@ -79,6 +83,7 @@ class PPOConfig(Section):
     rollout_steps: Int(1, 2**16) = 128
     epochs: Int(1, 1000) = 4
     minibatches: Int(1, 2**20) = 4
+    accumulate: Int(1, 1024) = 1
     gamma: Float(0, 1) = 0.99
     lam: Float(0, 1) = 0.95
     clip: Float(0, 10, above=True) = 0.2
@@ -207,7 +212,7 @@ class Config(Section):
         env: name of the environment.
         algo: name of the trainer.
         device: where it runs.
-        data: path of a file of bars; empty for the built-in sample. Market only.
+        data: path of bars as CSV, or of a table on disk; empty for the built-in sample. Market only.
     """
 
     env: Choice("market", "cartpole", "acrobot", "mountain_car") = "market"
@@ -220,6 +225,8 @@ class Config(Section):
     cartpole: CartPoleConfig = field(default_factory=CartPoleConfig)
     acrobot: AcrobotConfig = field(default_factory=AcrobotConfig)
     mountain_car: MountainCarConfig = field(default_factory=MountainCarConfig)
+    stream: StreamConfig = field(default_factory=StreamConfig)
+    quantize: QuantizeConfig = field(default_factory=QuantizeConfig)
 
     @property
     def trainer(self):
@@ -284,7 +291,8 @@ def to_dict(config):
 
 def in_use(config):
     """The nested dictionaries of a Config without the sections that its run does not use."""
-    used = config.algo, config.env
+    asked = {"stream": config.stream.rows, "quantize": config.quantize.fine_tune}
+    used = config.algo, config.env, *(name for name, value in asked.items() if value)
     return {n: v for n, v in to_dict(config).items() if not isinstance(v, dict) or n in used}
 
 

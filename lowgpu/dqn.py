@@ -6,16 +6,16 @@ import numpy as np
 
 from lowgpu.dqn_plan import expected_arrays, plan_of, ring_of, settings_of, state_names
 from lowgpu.initialize import initial_values, values_network_of
+from lowgpu.section import ConfigError
 from lowgpu.training import EPISODE, Trainer, means
 from lowgpu_kernels import (
     anneal_weights,
+    dqn_rounds,
     dqn_update,
     episode_statistics,
     experience,
-    priority_sample,
+    priority_gather,
     priority_update,
-    replay_gather,
-    replay_sample,
     replay_write,
     target_move,
 )
@@ -30,6 +30,8 @@ UNSEEN = (
     "kept_reward",
     "kept_mark",
 )
+# The values of an empty replay, where it has them.
+EMPTY = {"head": 0, "priority": 0, "sums": 0, "highest": 1}
 
 
 class DQN(Trainer):
@@ -54,10 +56,13 @@ class DQN(Trainer):
         # The first iteration that fills the replay, and the rounds it takes.
         self._filled_from, self._warm_rounds = 0, config.warm_rounds
         changes = {n: a for n, a in vars(self.buffers).items() if n in self._changed}
-        self._graphs = {
-            warm: self._queue.repeatable(lambda warm=warm: self._iterate(warm), changes)
-            for warm in sorted({0, *self._warm_of_all()})
-        }
+        warms, self._graphs = sorted({0, *self._warm_of_all()}), {}
+        for slot in reversed(range(1 if self.windows is None else 2)):
+            self._slot = slot
+            for warm in warms:
+                self._graphs[slot, warm] = self._queue.repeatable(
+                    lambda warm=warm: self._iterate(warm), changes
+                )
 
     def _lay_out(self):
         """Views into the buffers, made once: their addresses are in the graph."""
@@ -66,8 +71,16 @@ class DQN(Trainer):
         self._changed = ({*state_names(config)} | {*ring}) - {*UNSEEN}
         self._ring = [getattr(b, name) for name in ring]
         self._kept = [getattr(b, name) for name in ("head", *UNSEEN)]
-        self._tree = (b.priority, b.sums) if config.prioritized else ()
-        self._episodes, statistics, norms = _report_views(b.report, config)
+        self._network = b.parameters, b.target, b.m, b.v, b.step
+        self._logs = b.reward, b.terminated, b.truncated
+        self._episodes, *self._report_parts = _report_views(b.report, config)
+        if config.prioritized:
+            self._lay_out_rounds()
+
+    def _lay_out_rounds(self):
+        """What ops of a round hand to each other, where a round is not one op."""
+        b, config = self.buffers, self.config
+        self._tree = b.priority, b.sums
         self._rows = (
             b.row_floats,
             b.row_ints,
@@ -76,55 +89,58 @@ class DQN(Trainer):
             b.row_discount,
             b.row_next_floats,
             b.row_next_ints,
+            b.row_weight,
         )
-        weight = b.row_weight if config.prioritized else None
-        self._windows = (*self._rows, weight)
-        self._flat = [a.reshape(-1, *a.shape[2:]) for a in (*self._rows, b.row_weight)]
         self._index, self._error = b.index.reshape(-1), b.error.reshape(-1)
         self._weights = b.row_weight.reshape(-1)
-        logs = b.reward, b.terminated, b.truncated
+        statistics, norms = self._report_parts
         self._rounds = []
         for r in range(config.rounds):
-            ended = (log[r * config.steps : (r + 1) * config.steps] for log in logs)
+            ended = (log[r * config.steps : (r + 1) * config.steps] for log in self._logs)
             played = b.state_floats, b.state_ints, b.action, *ended, b.next_floats, b.next_ints
             self._rounds.append((played, (b.gradient, b.error, statistics[r], norms[r])))
 
     def _iterate(self, warm=0):
         """One iteration, of which the first `warm` rounds only fill the replay."""
         b, call = self.buffers, self._call
+        if self.config.prioritized:
+            self._prioritized_rounds(warm)
+        else:
+            statistics, norms = (a[warm:] for a in self._report_parts)
+            learned = statistics.reshape(-1, len(STATISTICS)), norms.reshape(-1)
+            states = b.floats, b.ints, b.clock, *self._kept, b.draws, *self._data
+            out = b.gradient, *self._logs, *learned
+            call(dqn_rounds, *self._network, *states, out=out, warm=warm)
+        running = b.running_return, b.running_length
+        call(episode_statistics, *self._logs, *running, out=self._episodes)
+
+    def _prioritized_rounds(self, warm):
+        b, call, data = self.buffers, self._call, self._data
         for r, (played, learned) in enumerate(self._rounds):
-            data = b.table, b.series
             call(experience, b.parameters, b.floats, b.ints, b.clock, *data, out=played)
             call(replay_write, *played, *self._ring)
             if r >= warm:
                 self._draw()
-                network = b.parameters, b.target, b.m, b.v, b.step
-                call(dqn_update, *network, *self._windows, *data, out=learned)
-                if self._tree:
-                    call(priority_update, self._index, self._error, *self._tree, b.highest)
+                call(dqn_update, *self._network, *self._rows, *data, out=learned)
+                call(priority_update, self._index, self._error, *self._tree, b.highest)
             if self.config.target_every:
                 call(target_move, b.parameters, b.target, b.clock)
-        ended = b.reward, b.terminated, b.truncated
-        call(episode_statistics, *ended, b.running_return, b.running_length, out=self._episodes)
 
     def _draw(self):
-        """The minibatches of a round: uniform ones at once, prioritized ones each over all strata."""
+        """The minibatches of a round, each over all strata."""
         b, call = self.buffers, self._call
-        if not self._tree:
-            call(replay_sample, b.head, b.draws, out=self._index)
-            call(replay_gather, self._index, *self._kept, out=tuple(self._flat))
-            return
         for k in range(self.config.updates):
-            drawn = b.index[k], b.drawn[k], b.least[k]
-            call(priority_sample, *self._tree, b.draws, out=drawn)
-            rows = tuple(a[k] for a in (*self._rows, b.row_weight))
-            call(replay_gather, b.index[k], *self._kept, b.drawn[k], b.least[k], out=rows)
+            rows = tuple(a[k] for a in (b.index, *self._rows))
+            call(priority_gather, *self._tree, b.draws, *self._kept, out=rows)
         if self.config.anneals:
             call(anneal_weights, self._weights, b.clock)
 
     def _warm_of(self, iteration):
         """Rounds without updates of an iteration, counted from 0."""
-        done = (iteration - self._filled_from) * self.config.rounds
+        first = self._filled_from
+        if self.windows is not None:
+            first = max(first, self.windows.first_of(iteration))
+        done = (iteration - first) * self.config.rounds
         return min(max(self._warm_rounds - done, 0), self.config.rounds)
 
     def _warm_of_all(self):
@@ -132,7 +148,31 @@ class DQN(Trainer):
         return [*([self.config.rounds] if full else []), *([rest] if rest else [])]
 
     def _repeat(self):
-        self._graphs[self._warm_of(self.iteration)]()
+        self._graphs[self._slot, self._warm_of(self.iteration)]()
+
+    def _forget(self):
+        super()._forget()
+        # Its transitions point at rows that the next window is copied over.
+        for name, value in EMPTY.items():
+            if hasattr(self.buffers, name):
+                getattr(self.buffers, name).fill(value)
+
+    @classmethod
+    def window_iterations(cls, config, episode):
+        # It fills the replay once, and has time to learn from it.
+        steps = max(config.capacity, 2 * config.learning_starts)
+        filled = -(-steps // config.iteration_steps)
+        return max(filled, super().window_iterations(config, episode))
+
+    @classmethod
+    def check_streaming(cls, config, streaming):
+        steps = streaming.every * config.iteration_steps
+        if not streaming.alone and config.warm_rounds * config.train_every >= steps:
+            raise ConfigError(
+                "stream.every must give a window more env steps than dqn.learning_starts = "
+                f"{config.learning_starts}, as the replay is filled anew on each, got {streaming.every} "
+                f"iterations of {config.iteration_steps}; give more, or a smaller learning_starts"
+            )
 
     def skip_warm_up(self):
         self._warm_rounds = 0
@@ -155,6 +195,10 @@ class DQN(Trainer):
             shown["beta"] = linear(now, config.beta_start, config.beta_end, config.total_steps)
         return shown
 
+    def change_data(self, table, series):
+        super().change_data(table, series)
+        self._filled_from = self.iteration
+
     def restore(self, arrays, document):
         super().restore(arrays, document)
         if self.config.save_replay:
@@ -176,9 +220,8 @@ def linear(now, start, end, duration):
 
 def _empty(config, env):
     """What makes a replay an empty one."""
-    made = {n: a for n, a in ring_of(config, env).items() if n in ("head", "priority", "sums")}
-    values = {name: np.zeros(shape, dtype) for name, (shape, dtype) in made.items()}
-    return values | ({"highest": np.ones(1, np.float32)} if config.prioritized else {})
+    ring = ring_of(config, env)
+    return {n: np.full(ring[n][0], v, ring[n][1]) for n, v in EMPTY.items() if n in ring}
 
 
 def _report_views(report, config):

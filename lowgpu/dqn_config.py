@@ -26,6 +26,8 @@ class DQNConfig(Section):
         envs: environments stepped side by side.
         capacity: transitions that the replay holds, a multiple of envs.
         batch: transitions of a minibatch, drawn with replacement: there may be fewer in the replay.
+        accumulate: parts of a minibatch whose gradients are added up one after another: less working
+            memory of a GPU, and what is learned stays the same, bit for bit.
         learning_starts: env steps before the first update, rounded up to whole rounds.
         train_every: env steps of a round, a multiple of envs.
         updates: of a round; their minibatches are drawn before the first of them.
@@ -70,6 +72,7 @@ class DQNConfig(Section):
     envs: Int(1, 2**22) = 1
     capacity: Int(1, 2**31 - 1) = 10_000
     batch: Int(1, 2**22) = 128
+    accumulate: Int(1, 1024) = 1
     learning_starts: STEPS = 10_000
     train_every: Int(1, 2**31 - 1) = 10
     updates: Int(1, 2**10) = 1

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 OLDEST = (8, 0)  # compute capability that the kernels are written for
+MIG = " MIG "  # in the name of a slice, as in "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
 
 
 class DeviceError(ValueError):

@@ -10,6 +10,7 @@ from lowgpu import hardware
 from lowgpu.background import Background, FeedError
 from lowgpu.batch_form import BatchForm
 from lowgpu.copiers import Copiers
+from lowgpu.monitor import stage
 from lowgpu.pinned import PinnedPool
 from lowgpu.pools import Plan, allocate
 from lowgpu.streams import copies_of
@@ -213,7 +214,8 @@ class _Pass:
         """Each batch in its slot: (slot, mark after its copy, rows)."""
         for number in itertools.count():
             try:
-                batch = next(batches)
+                with stage("read batch"):
+                    batch = next(batches)
             except StopIteration:
                 return
             except Exception as error:
@@ -248,8 +250,9 @@ class _Pass:
         return slot, copied
 
     def _place(self, parts, targets):
-        for part, target in zip(parts, targets):
-            self._copiers.place(part, target)
+        with stage("fill batch"):
+            for part, target in zip(parts, targets):
+                self._copiers.place(part, target)
 
     def __iter__(self):
         for slot, copied, rows in self._items:

@@ -6,7 +6,8 @@ Free memory is the CUDA runtime's. NVML informs: without it there are no clocks.
 import platform
 from dataclasses import asdict, dataclass
 
-from lowgpu.hardware import Hardware, choose, gpu_unusable, installed, too_old, visible
+from lowgpu.hardware import MIG, Hardware, choose, gpu_unusable, installed, too_old, visible
+from lowgpu.monitor import handles
 
 LIBRARIES = (
     "numpy",
@@ -166,7 +167,7 @@ def _gpus():
 
 def _gpu_at(index, facts):
     name = facts["name"].decode()
-    mig = " MIG " in name  # as in "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
+    mig = MIG in name
     return Gpu(
         index=index,
         name=name,
@@ -202,23 +203,11 @@ def _board(gpu, nvml):
     except nvml.NVMLError as error:
         return Board(), f"NVML does not start: {error}"
     try:
-        return _read(gpu, nvml, *_handles(gpu, nvml)), None
+        return _read(gpu, nvml, *handles(gpu.uuid, nvml)), None
     except nvml.NVMLError as error:
         return Board(), f"NVML does not know {gpu.uuid}: {error}"
     finally:
         nvml.nvmlShutdown()
-
-
-def _handles(gpu, nvml):
-    """NVML's handles of a GPU and of the board that it is, or is a slice of."""
-    if not gpu.mig:
-        return (nvml.nvmlDeviceGetHandleByUUID(gpu.uuid),) * 2
-    try:
-        handle = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
-    except nvml.NVMLError:
-        # Some versions of CUDA give a slice the UUID of its board.
-        return (nvml.nvmlDeviceGetHandleByUUID(f"GPU-{gpu.uuid[4:]}"),) * 2
-    return handle, nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
 
 
 def _read(gpu, nvml, handle, board):

@@ -10,6 +10,8 @@ import time
 from dataclasses import dataclass
 from uuid import UUID
 
+from lowgpu.hardware import MIG
+
 HERTZ = 5.0  # NVML's utilization is itself a mean over 1/6 s to 1 s, by device
 BUSY = 80  # percent of utilization; time under it is counted
 LEAVE_SECONDS = 2.0  # that the end of training waits for a driver that does not answer
@@ -20,8 +22,9 @@ class Sample:
     """The GPU at one moment; a figure that the device does not give is None.
 
     Attributes:
-        utilization: percent of the recent past in which a kernel ran, 0 to 100.
-        memory_nbytes: device memory in use, by every process.
+        utilization: percent of the recent past in which a kernel ran, 0 to 100; NVML gives none of
+            a MIG slice.
+        memory_nbytes: device memory in use, by every process; of a slice its own.
         power_watts: drawn by the board.
         sm_clock_mhz, memory_clock_mhz: clocks as they stand.
     """
@@ -158,10 +161,10 @@ class Monitor:
         self._tally = Tally()
 
     def __enter__(self):
-        handle = None if self.uuid is None else self._opened()
-        if handle is not None:
+        found = None if self.uuid is None else self._opened()
+        if found is not None:
             self._thread = threading.Thread(
-                target=self._watch, args=(handle,), name="lowgpu monitor", daemon=True
+                target=self._watch, args=found, name="lowgpu monitor", daemon=True
             )
             self._thread.start()
         return self
@@ -172,7 +175,7 @@ class Monitor:
             self._thread.join(LEAVE_SECONDS)
 
     def _opened(self):
-        """NVML's handle of the GPU; None, and a reason, where it cannot be had."""
+        """NVML's handles of the GPU and its board; None, and a reason, where they cannot be had."""
         try:
             if self._nvml is None:
                 import pynvml
@@ -188,16 +191,16 @@ class Monitor:
             self.reason = f"NVML does not start: {error}"
             return None
         try:
-            return nvml.nvmlDeviceGetHandleByUUID(self.uuid)
+            return handles(self.uuid, nvml)
         except nvml.NVMLError as error:
             nvml.nvmlShutdown()
             self.reason = f"NVML does not know {self.uuid}: {error}"
             return None
 
-    def _watch(self, handle):
+    def _watch(self, handle, board):
         try:
             while not self._end.is_set():
-                sample = _sample(self._nvml, handle)
+                sample = _sample(self._nvml, handle, board)
                 self._tally.add(sample, time.monotonic())
                 self.latest = sample
                 self._end.wait(self.period)
@@ -213,28 +216,49 @@ class Monitor:
         return self._tally.summary()
 
 
-def _sample(nvml, handle):
+def _sample(nvml, handle, board):
     def read(function, *arguments):
         # A device that does not measure something says so at every call, and a driver that is
         # being reset fails for a while: neither is a reason to end the training.
         try:
-            return getattr(nvml, function)(handle, *arguments)
+            return getattr(nvml, function)(*arguments)
         except nvml.NVMLError:
             return None
 
-    rates, memory = read("nvmlDeviceGetUtilizationRates"), read("nvmlDeviceGetMemoryInfo")
-    milliwatts = read("nvmlDeviceGetPowerUsage")
+    rates = read("nvmlDeviceGetUtilizationRates", handle)
+    memory = read("nvmlDeviceGetMemoryInfo", handle)
+    milliwatts = read("nvmlDeviceGetPowerUsage", board)
     return Sample(
         utilization=None if rates is None else int(rates.gpu),
         memory_nbytes=None if memory is None else int(memory.used),
         power_watts=None if milliwatts is None else milliwatts / 1000,
-        sm_clock_mhz=read("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
-        memory_clock_mhz=read("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
+        sm_clock_mhz=read("nvmlDeviceGetClockInfo", board, nvml.NVML_CLOCK_SM),
+        memory_clock_mhz=read("nvmlDeviceGetClockInfo", board, nvml.NVML_CLOCK_MEM),
     )
 
 
+def handles(uuid, nvml):
+    """NVML's handles of a GPU and of the board that it is, or is a slice of.
+
+    Args:
+        uuid: "GPU-..." or "MIG-...", as `current_uuid` gives it.
+        nvml: the NVML module, started.
+
+    Raises:
+        NVMLError: it does not know the GPU.
+    """
+    if not uuid.startswith("MIG-"):
+        return (nvml.nvmlDeviceGetHandleByUUID(uuid),) * 2
+    try:
+        handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+    except nvml.NVMLError:
+        # Some versions of CUDA give a slice the UUID of its board.
+        return (nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid[4:]}"),) * 2
+    return handle, nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
+
+
 def current_uuid():
-    """The UUID of the current CUDA device, as NVML spells it.
+    """The UUID of the current CUDA device, or of the slice that it is, as NVML spells it.
 
     NVML numbers all devices of the machine in its own order; CUDA numbers those that
     CUDA_VISIBLE_DEVICES names. A UUID means the same device to both.
@@ -246,14 +270,17 @@ def current_uuid():
     from cuda.bindings import driver
     from cupy.cuda import runtime
 
-    error = driver.cuInit(0)[0]
+    # CUDA 12's bindings name the question that a slice answers for itself apart from the older one.
+    ask = getattr(driver, "cuDeviceGetUuid_v2", driver.cuDeviceGetUuid)
+    index, error = runtime.getDevice(), driver.cuInit(0)[0]
     if not error:
-        error, device = driver.cuDeviceGet(runtime.getDevice())
+        error, device = driver.cuDeviceGet(index)
     if not error:
-        error, found = driver.cuDeviceGetUuid(device)
+        error, found = ask(device)
     if error:
         raise RuntimeError(f"the driver does not give the GPU's UUID: {error}")
-    return f"GPU-{UUID(bytes=found.bytes)}"
+    name = runtime.getDeviceProperties(index)["name"].decode()
+    return f"{'MIG' if MIG in name else 'GPU'}-{UUID(bytes=found.bytes)}"
 
 
 @functools.cache

@@ -60,12 +60,11 @@ class PPO(Trainer):
         self._episodes, losses, norms = _report_views(b.report, config.updates)
         epochs = config.epochs, config.minibatches
         self._learned = list(zip(losses.reshape(*epochs, -1), norms.reshape(epochs)))
-        self._graph = None
+        self._graphs = {}
 
     def _iterate(self):
         """One iteration: act, judge, learn. Every array is there, and stays where it is."""
-        b, call = self.buffers, self._call
-        data = b.table, b.series
+        b, call, data = self.buffers, self._call, self._data
         call(rollout, b.parameters, b.floats, b.ints, b.clock, *data, out=self._rollout)
         call(
             gae,
@@ -91,10 +90,10 @@ class PPO(Trainer):
             )
 
     def _repeat(self):
-        if self._graph is None:
+        if self._slot not in self._graphs:
             changes = {name: getattr(self.buffers, name) for name in STATE}
-            self._graph = self._queue.repeatable(self._iterate, changes)
-        self._graph()
+            self._graphs[self._slot] = self._queue.repeatable(self._iterate, changes)
+        self._graphs[self._slot]()
 
     def _updates(self, report, iteration):
         _, losses, norms = _report_views(report, self.config.updates)

@@ -46,7 +46,7 @@ STATE = (
     "running_length",
 )
 
-_MORE_MINIBATCHES = "more ppo.minibatches"
+_MORE_PARTS = "more ppo.minibatches or ppo.accumulate"
 
 
 def sizes_of(config, env, network, rows):
@@ -128,6 +128,7 @@ def settings_of(config, env, network):
             "env": env,
             "network": network,
             "precision": config.precision,
+            "accumulate": config.accumulate,
             "clip": config.clip,
             "value_clip": config.value_clip,
             "value_weight": config.value_weight,
@@ -166,7 +167,7 @@ def plan_of(config, env, rows, kind):
                 by_name, checked, config.precision
             ).items():
                 declared[f"{op}.{name}"] = Declared(
-                    shape, np.dtype(dtype), f"working memory of {op}", _MORE_MINIBATCHES
+                    shape, np.dtype(dtype), f"working memory of {op}", _MORE_PARTS
                 )
     return Plan(declared)
 
@@ -181,7 +182,7 @@ def expected_arrays(config, env):
 def _shrink(spec):
     dims = spec.dims()
     if R in dims:
-        return "fewer bars"
+        return "fewer bars, or fewer stream.rows"
     if E in dims or N in dims:
         return "fewer ppo.envs or ppo.rollout_steps"
     return "smaller ppo.hidden" if P in dims else ""

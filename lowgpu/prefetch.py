@@ -6,6 +6,7 @@ import numpy as np
 
 from lowgpu.background import Background, FeedError
 from lowgpu.draws import draws
+from lowgpu.monitor import stage
 from lowgpu_kernels.dims import SEED, Int
 
 _COUNT = Int(0, 2**62, int)
@@ -16,6 +17,15 @@ class EpochPrefetcher:
 
         for data in EpochPrefetcher(compute, epochs=100):
             train(data)
+
+    A trainer of this library goes on with each by `change_data`:
+
+        windows = EpochWindows(bars, length=1000)
+        for epoch in EpochPrefetcher(windows, epochs=20):
+            trainer.change_data(*epoch.arrays(env))
+            for _ in range(10):
+                trainer.advance()
+            trainer.drain()
 
     The results are those of calling `compute` in the loop, bit for bit, if it depends on its
     argument alone; EpochWindows does. It runs on a thread, one epoch at a time. The thread begins
@@ -71,7 +81,8 @@ class EpochPrefetcher:
 def _results(compute, first, last):
     for epoch in range(first, last):
         try:
-            result = compute(epoch)
+            with stage("compute epoch"):
+                result = compute(epoch)
         except Exception as error:
             raise FeedError(f"epoch {epoch} failed: {type(error).__name__}: {error}") from error
         yield result
@@ -92,6 +103,13 @@ class Epoch:
     table: object
     normalizer: object
     rows: dict
+
+    def arrays(self, env):
+        """The padded table [R, I] and the series [S, R] of an Env, float32, as trainers take them."""
+        padded = np.zeros((len(self.table), env.width), np.float32)
+        padded[:, : env.table_columns] = self.table.features
+        series = [getattr(self.table, name) for name in env.series]
+        return padded, np.stack(series).astype(np.float32)
 
 
 class EpochWindows:

@@ -1,111 +1,55 @@
-"""A run: its folder, what it trains on, its loop, and what is written of it."""
+"""A run: its folder, its loop, and what is written of it."""
 
 import json
 import os
 import signal
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from lowgpu import checkpoint, config, evaluate, plots
 from lowgpu.checkpoint import CheckpointError
-from lowgpu.data import BarsError, read_csv, sample
-from lowgpu.dqn import DQN
-from lowgpu.envs import make
 from lowgpu.metrics import MetricsFile, ProgressLine
 from lowgpu.monitor import Monitor, Sample, stage
 from lowgpu.pools import shown
-from lowgpu.ppo import PPO
+from lowgpu.tasks import (
+    TRAINERS,
+    RunError,
+    Task,
+    arrays_of,
+    environment,
+    network_of,
+    prepared,
+    splits_of,
+    test_data,
+    trainer_of,
+    training_task,
+)
+
+__all__ = [
+    "TRAINERS",
+    "RunError",
+    "Stop",
+    "Task",
+    "arrays_of",
+    "create",
+    "environment",
+    "evaluation",
+    "keep",
+    "network_of",
+    "opened",
+    "prepared",
+    "refuse_existing",
+    "splits_of",
+    "train",
+    "trainer_of",
+    "training_task",
+]
 
 CONFIG, METRICS, CHECKPOINT = "config.toml", "metrics.jsonl", "checkpoint.safetensors"
 EVALUATION_JSON, EVALUATION_TEXT, EQUITY = "evaluation.json", "evaluation.txt", "equity.png"
 RUNS = "runs"
-TRAINERS = {"ppo": PPO, "dqn": DQN}  # by the name that a Config has for them
-
-
-class RunError(ValueError):
-    """A run that cannot be started or gone on with: one sentence that says why."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """What a trainer trains on.
-
-    Attributes:
-        env: the Env.
-        table, series: its data, float32; None where it has none.
-        normalizer: {name: array} that a policy needs to be used again, empty without data.
-    """
-
-    env: object
-    table: np.ndarray | None = None
-    series: np.ndarray | None = None
-    normalizer: dict = field(default_factory=dict)
-
-    @property
-    def rows(self):
-        """Rows of the table and the series."""
-        return 0 if self.series is None else self.series.shape[1]
-
-
-def trainer_of(settings):
-    """The class of a Config's trainer."""
-    return TRAINERS[settings.algo]
-
-
-def network_of(settings, env):
-    """The Network that a Config's trainer trains for an Env."""
-    return trainer_of(settings).network_of(settings.trainer, env)
-
-
-def environment(settings, start="random"):
-    """The Env of a Config; `start` is the market's."""
-    own = settings.world
-    if settings.env != "market":
-        return make(settings.env, max_steps=own.max_steps, limit_terminates=own.limit_terminates)
-    return make(
-        "market", cost=own.cost, reward_scale=own.reward_scale, episode=own.episode, start=start
-    )
-
-
-def training_task(settings):
-    """The Task that a Config's policy is trained on: for the market, the training split.
-
-    Raises:
-        RunError: data that cannot be used.
-    """
-    env = environment(settings)
-    if not env.series:
-        return Task(env)
-    (train, _, _), normalizer_of = splits_of(settings)
-    normalizer = normalizer_of.fit(train.features)
-    return Task(env, *arrays_of(env, train, normalizer), normalizer.to_dict())
-
-
-def splits_of(settings):
-    """The three splits of a Config's data, and the class of their normalizer."""
-    try:
-        from lowgpu.data.features import features
-        from lowgpu.data.normalizer import Normalizer
-        from lowgpu.data.splits import split_by_time
-    except ImportError as error:
-        raise RunError(f"the market needs TA-Lib ({error}): pip install lowgpu[data]") from None
-    shares = settings.market.train, settings.market.validation
-    try:
-        bars = read_csv(settings.data) if settings.data else sample()
-        splits = split_by_time(features(bars), (*shares, 1 - sum(shares)))
-    except (BarsError, ValueError) as error:
-        raise RunError(str(error)) from None
-    return splits, Normalizer
-
-
-def arrays_of(env, table, normalizer):
-    """The padded table and the series of an Env, float32."""
-    padded = np.zeros((len(table), env.width), np.float32)
-    padded[:, : env.table_columns] = normalizer.apply(table.features)
-    return padded, np.stack([getattr(table, name) for name in env.series]).astype(np.float32)
 
 
 def create(directory, settings):
@@ -129,10 +73,16 @@ def create(directory, settings):
             continue
         except OSError as error:
             raise RunError(f"{path} cannot be made: {error.strerror}") from None
-        (path / CONFIG).write_text(config.to_toml(config.in_use(settings)), encoding="utf-8")
-        return path
+        return keep(path, settings)
     refuse_existing(directory)
     raise AssertionError("every name was taken")
+
+
+def keep(directory, settings):
+    """Write a run's config into its folder, which is given back."""
+    path = Path(directory)
+    (path / CONFIG).write_text(config.to_toml(config.in_use(settings)), encoding="utf-8")
+    return path
 
 
 def _free_names(settings):
@@ -234,6 +184,7 @@ def train(directory, settings, task, hardware, resume, stop, monitor=None):
                     _save(path, trainer, settings, task)
         finally:
             metrics.close()
+            trainer.close()
     return trainer, path
 
 
@@ -266,15 +217,26 @@ def _loaded(path, settings, env):
     saved = checkpoint.load(path, wanted)
     # Through JSON, as the document went: it makes lists of tuples.
     mine = json.loads(json.dumps(config.in_use(settings)))
-    other = [k for k in mine if k not in ("device", "data")]
     theirs = saved.document.get("config")
-    if not isinstance(theirs, dict) or any(mine[k] != theirs.get(k) for k in other):
+    if not isinstance(theirs, dict) or not _learns_alike(mine, theirs):
         raise CheckpointError(f"{path} was written with another config than the {CONFIG} beside it")
     iteration, curve = saved.document.get("iteration"), saved.document.get("curve")
     counted = type(iteration) is int and 0 <= iteration <= settings.trainer.iterations
     if not counted or not isinstance(curve, list):
         raise CheckpointError(f"{path} does not say how far it is")
     return saved
+
+
+def _learns_alike(mine, theirs):
+    """Whether two configs as dictionaries differ in nothing that changes what is learned."""
+    for name in mine.keys() | theirs.keys():
+        value, other = mine.get(name), theirs.get(name)
+        if isinstance(value, dict) and isinstance(other, dict):
+            if not _learns_alike(value, other):
+                return False
+        elif name not in ("device", "data", "accumulate") and value != other:
+            return False
+    return True
 
 
 def evaluation(directory, settings):
@@ -313,17 +275,8 @@ def evaluation(directory, settings):
 
 
 def _market(settings, saved, env, network, parameters):
-    (_, _, test), normalizer_of = splits_of(settings)
     arrays = {name: saved.arrays[f"normalizer.{name}"] for name in ("mean", "std")}
-    table, series = arrays_of(env, test, normalizer_of.from_dict(arrays))
-    present, starts, lengths = np.unique(test.segment, return_index=True, return_counts=True)
-    segments = evaluate.Segments(
-        symbols=tuple(test.symbol[s] for s in present),
-        starts=starts,
-        lengths=lengths,
-        price=test.price,
-        date=test.date,
-    )
+    table, series, segments = test_data(settings, env, arrays)
     positions = evaluate.greedy_positions(
         env, network, parameters, table, series, segments, settings.market.episode
     )

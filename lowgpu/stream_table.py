@@ -8,10 +8,9 @@ import numpy as np
 from lowgpu.draws import shuffled
 from lowgpu.loader import DoubleBufferedLoader
 from lowgpu.pools import Declared, Plan
-from lowgpu.table_file import PRECISION, element, open_table, padded
+from lowgpu.table_file import LAST, PRECISION, element, open_table, padded
 from lowgpu_kernels.dims import SEED, Int
 
-LAST = "last"  # the series that marks the rows after which there is no price
 _ROWS, _NUMBER = Int(2, 2**31 - 1, int), Int(0, 2**62, int)
 
 

@@ -8,6 +8,8 @@ import numpy as np
 from lowgpu_kernels.dims import BF16, F32, Choice, I, Int
 
 TABLE, SERIES = "table.npy", "series.npy"
+DATE, SYMBOLS, NORMALIZER = "date.npy", "symbols.npy", "normalizer.npy"  # where they were given
+LAST = "last"  # the series that marks the rows after which there is no price
 STEP = 65_536  # rows written at a time; untuned
 PRECISION = Choice("float32", "bfloat16")
 _ROWS = Int(1, 2**31 - 1, int)
@@ -17,7 +19,9 @@ class TableFileError(ValueError):
     """A file that is no market table: one sentence with the place and what is wrong."""
 
 
-def save_table(path, env, features, series, *, normalizer=None, precision="float32"):
+def save_table(
+    path, env, features, series, *, normalizer=None, precision="float32", date=None, symbols=None
+):
     """Write a folder of memory-mapped arrays that need no work when they are read.
 
     Args:
@@ -25,8 +29,12 @@ def save_table(path, env, features, series, *, normalizer=None, precision="float
         env: the Env whose observations lead with the features.
         features: float32 [N, F], an array or a memory map; read in steps.
         series: float32 [S, N], in the order of env.series.
-        normalizer: a Normalizer to apply; None where the features are as they should be.
+        normalizer: a Normalizer to apply, which is kept beside the table; None where the features are
+            as they should be.
         precision: "float32", or "bfloat16" for half the bytes: the rows as training reads them.
+        date: int64 [N], the time of each row in seconds since 1970-01-01 UTC, which `lowgpu train`
+            splits and evaluates by.
+        symbols: a name for each segment, in order; None numbers them.
 
     Raises:
         TypeError, ValueError: arrays that do not fit the Env.
@@ -40,11 +48,20 @@ def save_table(path, env, features, series, *, normalizer=None, precision="float
             raise TypeError(f"{name} must be float32, got {array.dtype}")
         if array.shape != wanted[name]:
             raise ValueError(f"{name} must have shape {wanted[name]}, got {array.shape}")
+    segments = int(np.count_nonzero(series[env.series.index(LAST)])) if symbols is not None else 0
+    _check_beside(rows, segments, date, symbols)
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / TABLE).exists():
         raise FileExistsError(f"{folder / TABLE} exists; give another folder")
     np.save(folder / SERIES, np.ascontiguousarray(series), allow_pickle=False)
+    if date is not None:
+        np.save(folder / DATE, date, allow_pickle=False)
+    if symbols is not None:
+        np.save(folder / SYMBOLS, np.array(symbols, str), allow_pickle=False)
+    if normalizer is not None:
+        figures = np.stack([normalizer.mean, normalizer.std])
+        np.save(folder / NORMALIZER, figures, allow_pickle=False)
     # Other programs know no bfloat16 in .npy files: its bits are stored.
     stored = np.uint16 if precision == "bfloat16" else np.float32
     # The table gets its name when it is whole.
@@ -56,6 +73,16 @@ def save_table(path, env, features, series, *, normalizer=None, precision="float
         table[start : start + STEP] = made.view(stored)
     table.flush()
     part_path.replace(folder / TABLE)
+
+
+def _check_beside(rows, segments, date, symbols):
+    if date is not None and (getattr(date, "dtype", None) != np.int64 or date.shape != (rows,)):
+        came = f"{getattr(date, 'dtype', type(date).__name__)}{list(np.shape(date))}"
+        raise ValueError(f"date must be int64[{rows}], seconds since 1970-01-01 UTC, got {came}")
+    if symbols is not None and len(symbols) != segments:
+        raise ValueError(
+            f"symbols must name the {segments} segments that `last` ends, got {len(symbols)}"
+        )
 
 
 def padded(features, env, precision, out=None):
@@ -80,8 +107,9 @@ def open_table(path, env):
     """The rows of a folder that save_table wrote, or of a Parquet file.
 
     A Parquet file has a float32 column for each of env.series, by name, and one for each feature, in
-    order; other columns, such as a date, are left alone if they are not float32. Rows of a symbol
-    stand together, and `last` is 1 on the last of them.
+    order; others are left alone if they are not float32, but for `date` (a date, a time, or int64
+    seconds since 1970-01-01 UTC) and `symbol` (text), which training splits by and evaluation names.
+    Rows of a symbol stand together, and `last` is 1 on the last of them.
 
     Args:
         path: the folder or the file, or a pattern of Parquet files such as "bars/*.parquet".
@@ -98,16 +126,17 @@ def open_table(path, env):
     raise TableFileError(f"{path} is no folder with {TABLE} and {SERIES}, and no .parquet file")
 
 
+def is_table(path):
+    """Whether a path is read by open_table, by its form alone; other files are bars."""
+    return str(path).endswith(".parquet") or Path(path).is_dir()
+
+
 class MappedRows:
     """Rows of a folder of memory-mapped arrays."""
 
     def __init__(self, folder, env):
-        arrays = []
-        for name in (TABLE, SERIES):
-            try:
-                arrays.append(np.load(folder / name, mmap_mode="r", allow_pickle=False))
-            except (OSError, ValueError) as error:
-                raise TableFileError(f"{folder / name} cannot be read: {error}") from None
+        self._folder = folder
+        arrays = [self._load(name) for name in (TABLE, SERIES)]
         self._table, self._series = arrays
         if self._table.dtype == np.uint16:
             self._table = self._table.view(element("bfloat16"))
@@ -122,7 +151,7 @@ class MappedRows:
         for name, array, shape in zip((TABLE, SERIES), arrays, wanted):
             if array.shape != shape:
                 raise TableFileError(f"{folder / name} must have shape {shape}, got {array.shape}")
-        self.dtype, self.ready = self._table.dtype, True
+        self.dtype, self.ready, self._columns = self._table.dtype, True, env.table_columns
 
     def read(self, start, stop):
         """The table's rows as they are trained on, and the series of them."""
@@ -131,6 +160,38 @@ class MappedRows:
     def read_series(self, start, stop):
         """The series of a range of rows."""
         return self._series[:, start:stop]
+
+    def dates(self):
+        """int64 [N], seconds since 1970-01-01 UTC; None where the folder holds none."""
+        return self._beside(DATE, np.int64, (self.rows,))
+
+    def symbols(self, firsts):
+        """The names of the segments, given the first row of each."""
+        names = None
+        if (self._folder / SYMBOLS).exists():
+            names = self._load(SYMBOLS).tolist()
+        return tuple(names or map(str, range(len(firsts))))
+
+    def figures(self):
+        """float32 [2, F], means and deviations that the features were normalized by; or None."""
+        return self._beside(NORMALIZER, np.float32, (2, self._columns))
+
+    def _beside(self, name, dtype, shape):
+        if not (self._folder / name).exists():
+            return None
+        array = self._load(name)
+        if array.dtype != dtype or array.shape != shape:
+            raise TableFileError(
+                f"{self._folder / name} must hold {np.dtype(dtype)}{list(shape)}, got "
+                f"{array.dtype}{list(array.shape)}"
+            )
+        return array
+
+    def _load(self, name):
+        try:
+            return np.load(self._folder / name, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise TableFileError(f"{self._folder / name} cannot be read: {error}") from None
 
 
 class ParquetRows:
@@ -157,6 +218,7 @@ class ParquetRows:
                 f"{path} must have {env.table_columns} Float32 columns beside {self._series}, got "
                 f"{len(self._features)}"
             )
+        self._columns = columns
         self.dtype, self.ready = np.dtype(np.float32), False
 
     def read(self, start, stop):
@@ -167,6 +229,28 @@ class ParquetRows:
     def read_series(self, start, stop):
         """The series of a range of rows."""
         return self._stacked(self._read(start, stop, self._series))
+
+    def dates(self):
+        """int64 [N], seconds since 1970-01-01 UTC; None where there is no column `date`."""
+        if "date" not in self._columns:
+            return None
+        polars, kind = _polars(), self._columns["date"]
+        column = polars.col("date")
+        if kind in (polars.Date, polars.Datetime):
+            column = column.dt.epoch("s")
+        elif kind != polars.Int64:
+            raise TableFileError(f"{self._path}: date must be a date, a time or Int64, got {kind}")
+        dates = self._scan.select(column.cast(polars.Int64)).collect()["date"]
+        if dates.null_count():
+            raise TableFileError(f"{self._path}: date has {dates.null_count()} empty values")
+        return dates.to_numpy()
+
+    def symbols(self, firsts):
+        """The names of the segments, given the first row of each."""
+        if "symbol" not in self._columns:
+            return tuple(map(str, range(len(firsts))))
+        column = _polars().col("symbol").gather(firsts.tolist())
+        return tuple(map(str, self._scan.select(column).collect()["symbol"]))
 
     def _stacked(self, frame):
         return np.stack([frame[name].to_numpy() for name in self._series])

@@ -4,10 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lowgpu.background import FeedError
 from lowgpu.metrics import Curve
 from lowgpu.monitor import in_stage, stage
 from lowgpu.pools import allocate, staging
 from lowgpu.streams import queue_of
+from lowgpu.windows import Streaming, Windows
 from lowgpu_kernels import reset
 
 # Figures of the episodes that ended in an iteration, as `episode_statistics` gives them.
@@ -45,7 +47,9 @@ class Trainer:
     Args:
         config: the trainer's settings.
         env: an Env.
-        table: float32 [R, I], the leading observation columns of each row, padded with zeros.
+        table: float32 [R, I], the leading observation columns of each row, padded with zeros; or a
+            Streaming, which brings the series with it. Where it streams, environments start anew on
+            each window, and episodes under way are cut as by a limit.
         series: float32 [S, R].
         kind: "cpu" or "cuda".
 
@@ -57,14 +61,26 @@ class Trainer:
         self.config, self.env = config, env
         self.network = self.network_of(config, env)
         self.iteration, self.curve = 0, Curve()
-        given = {"table": table, "series": series}
-        rows = next((a.shape[-2 + (n == "series")] for n, a in given.items() if a is not None), 0)
+        streaming, given = None, {"table": table, "series": series}
+        if isinstance(table, Streaming):
+            self.check_streaming(config, table)
+            streaming, given = table, {"series": Windows.blank(env, table.window)}
+            rows = table.rows
+        else:
+            rows = next(
+                (a.shape[-2 + (n == "series")] for n, a in given.items() if a is not None), 0
+            )
         self.plan = self.plan_of(config, env, rows, kind)
         self._check(given)
         self._settings = self.settings_of(config, env, self.network)
         self.buffers = b = allocate(self.plan, kind)
         self._queue, self._call_op = queue_of(kind), in_stage
         b.table, b.series = (getattr(b, n, None) for n in ("table", "series"))
+        self.windows, self._places, self._slot = None, [(b.table, b.series)], 0
+        if streaming is not None:
+            feed = {"kind": kind, "stream": getattr(self._queue, "stream", None)}
+            self.windows = Windows(streaming, env, config, b, **feed)
+            self._places = self.windows.slots
         self._scratch = {
             op: {"scratch": [getattr(b, f"{op}.{name}") for name in op.scratch]}
             for op in self._settings
@@ -85,18 +101,71 @@ class Trainer:
 
     def _fill(self, given):
         """The first state: parameters, environments at their start, the data."""
-        values = {
-            n: a.astype(self.plan.declared[n].dtype) for n, a in given.items() if a is not None
-        }
-        values |= self.initial(self.config, self.env)
-        self._queue.write(vars(self.buffers), values)
+        self._write(given, **self.initial(self.config, self.env))
         self._queue.prepare(self._start, self._iterate)
         with self._queue.running():
             self._start()
 
     def _start(self):
-        b = self.buffers
-        reset(b.floats, b.ints, b.series, b.clock, env=self.env, seed=self.config.seed)
+        b, (_, series) = self.buffers, self._data
+        reset(b.floats, b.ints, series, b.clock, env=self.env, seed=self.config.seed)
+
+    @property
+    def _data(self):
+        """The table and the series that are trained on."""
+        return self._places[self._slot]
+
+    def _enter_window(self):
+        """Have what the next iteration trains on; on a new window everything starts anew."""
+        if self.windows is None:
+            return
+        with stage("window"):
+            try:
+                new = self.windows.enter(self.iteration)
+            except FeedError as error:
+                raise TrainingError(f"iteration {self.iteration + 1}: {error}") from error
+            self._slot = self.windows.slot
+            if new:
+                with self._queue.running():
+                    self._start()
+                    self._forget()
+
+    def change_data(self, table, series):
+        """Go on with other data in place of what is there, such as the next epoch's.
+
+        Every environment starts anew on it, and what belongs to the data before is forgotten: returns
+        of the episodes under way, and DQN's replay, which it fills again before it learns on. Waits
+        for the device.
+
+        Args:
+            table, series: as the trainer was given them, of the same shapes.
+
+        Raises:
+            ValueError: a table or series of another shape; a table that streams.
+            RuntimeError: the last iteration's figures were not read: drain first.
+        """
+        if self.windows is not None:
+            raise ValueError("table streams: its windows change by themselves, so give it no other")
+        if self._pending is not None:
+            raise RuntimeError("the last iteration's figures were not read: call drain() first")
+        given = {"table": table, "series": series}
+        self._check(given)
+        self._write(given)
+        with self._queue.running():
+            self._start()
+            self._forget()
+
+    def _write(self, given, **more):
+        """Copy data, and more by name, to the buffers."""
+        values = {
+            n: a.astype(self.plan.declared[n].dtype) for n, a in given.items() if a is not None
+        }
+        self._queue.write(vars(self.buffers), values | more)
+
+    def _forget(self):
+        """What belongs to the window before."""
+        self.buffers.running_return.fill(0)
+        self.buffers.running_length.fill(0)
 
     def _call(self, op, *arrays, out=None, **params):
         params = self._settings[op] | self._scratch.get(op, {}) | params
@@ -108,6 +177,7 @@ class Trainer:
         Args:
             call_op: (op, *arrays, **keywords), which calls the op; it may look and take the time.
         """
+        self._enter_window()
         before, self._call_op = self._call_op, call_op
         try:
             with self._queue.running():
@@ -140,8 +210,9 @@ class Trainer:
             The Report of the iteration before, None at first and after `drain`.
 
         Raises:
-            TrainingError: a figure of the iteration before is not finite.
+            TrainingError: a figure of the iteration before is not finite; a window that cannot be read.
         """
+        self._enter_window()
         with stage("iteration"):
             self._repeat()
         self.iteration += 1
@@ -180,6 +251,8 @@ class Trainer:
             "length": length / count if count else None,
             **self._figures(learned, iteration),
         }
+        if self.windows is not None:
+            figures["window"] = self.windows.number_of(iteration - 1)
         steps = iteration * self.config.iteration_steps
         return Report(iteration, steps, figures, self.curve.mean)
 
@@ -201,6 +274,30 @@ class Trainer:
         names = self.state_names(self.config)
         self._queue.write(vars(self.buffers), {name: arrays[name] for name in names})
         self.iteration, self.curve = document["iteration"], Curve(document["curve"])
+        self.close()
+
+    @classmethod
+    def window_iterations(cls, config, episode):
+        """Iterations on a window of a table that streams: enough for whole episodes.
+
+        Args:
+            config: the trainer's settings.
+            episode: steps of an episode.
+        """
+        return -(-episode * config.envs // config.iteration_steps)
+
+    @classmethod
+    def check_streaming(cls, config, streaming):
+        """Refuse a Streaming that the trainer could not learn on.
+
+        Raises:
+            ConfigError: its windows are too short.
+        """
+
+    def close(self):
+        """End the thread that reads a table which streams; `advance` begins another."""
+        if self.windows is not None:
+            self.windows.close()
 
 
 def means(names, rows):

@@ -1,18 +1,16 @@
 """Launch configuration from the device's own figures, and the launch itself."""
 
-import ctypes
 import functools
 import os
-import struct
-import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
+from lowgpu_kernels import overlap
 from lowgpu_kernels.arrays import Buffer
 from lowgpu_kernels.compile import ARCHITECTURES, NumbaKernel
-from lowgpu_kernels.tensor_map import TensorMap
+from lowgpu_kernels.packing import Packing
 
 KB = 1024
 WARP = 32
@@ -171,7 +169,7 @@ class Launchable:
         # A Buffer from its second field on is its shape and element type.
         key = tuple([a[1:] if type(a) is Buffer else type(a) for a in args])
         if _recorder is not None:
-            _recorder.made.append(Made(self._typed(args), grid, block, shared))
+            _recorder.made.append(Made(self._typed(args), grid, block, shared, args))
             return
         place = key, shared, _current_device()
         plan = self.plans.get(place)
@@ -203,7 +201,7 @@ def _numba_kernel(function, types, threads):
     return NumbaKernel(function, types, threads)
 
 
-def launch(kernel, grid, block, args, stream, shared=0, cooperative=False):
+def launch(kernel, grid, block, args, stream, shared=0, cooperative=False, early=None):
     """Queue one CUDA C kernel. An empty grid is no launch.
 
     Args:
@@ -214,19 +212,29 @@ def launch(kernel, grid, block, args, stream, shared=0, cooperative=False):
         shared: dynamic shared memory a block, bytes.
         cooperative: whether all blocks must be on the GPU at once, because they wait for each other;
             the driver refuses a grid that is too large for that.
+        early: of a kernel made for overlap.py, the one of `args` that it reads before it waits for the
+            launch in front; None for any other kernel.
     """
     grid, block = _three(grid), _three(block)
     if 0 in grid:
         return
     if _recorder is not None:
-        _recorder.made.append(Made(kernel, grid, block, shared))
+        _recorder.made.append(Made(kernel, grid, block, shared, args))
         return
     place = id(kernel), shared, _current_device()
     plan = _PLANS.get(place)
     if plan is None:
         loaded = _loaded(kernel, place[-1], shared)
         plan = _PLANS[place] = _Plan(loaded, args, numba=False, cooperative=cooperative)
-    plan(grid, block, args, stream)
+    if early is not None and overlap.capturing(stream):
+        overlap.queue(plan, grid, block, args, stream, early)
+    else:
+        plan(grid, block, args, stream)
+
+
+def from_the_wait():
+    """`early` of a kernel that waits for the launch in front before it reads anything at all."""
+    return overlap.NOTHING if device().capability >= overlap.OVERLAPS else None
 
 
 def clear(buffer, stream):
@@ -283,79 +291,24 @@ def _loaded(kernel, index, shared):
 
 
 class _Plan:
-    """Where the arguments of a launch lie: addresses and scalars, packed anew each time, and behind
-    them what numba's kernels are told of arrays, which is fixed with the shapes.
-
-    The driver copies the arguments during the call, so one buffer serves every launch; a lock keeps
-    two threads from packing at once.
-    """
+    """A kernel on one device, and where the arguments of its launches lie."""
 
     def __init__(self, loaded, args, numba, cooperative=False):
         from cupy_backends.cuda.api import driver
 
-        codes = list(map(_code, args))
-        self.maps = any(type(a) is TensorMap for a in args)
-        self.loaded, self.lock = loaded, threading.Lock()
-        # The cooperative call has no last argument.
-        self.driver_launch = driver.launchCooperativeKernel if cooperative else driver.launchKernel
-        self.extra = () if cooperative else (0,)
-        # Every argument lies at a multiple of its size, which struct sees to for numbers only.
-        layout, offsets, size = "@", [], 0
-        for code in codes:
-            pad = -size % struct.calcsize(code)
-            offsets.append(size + pad)
-            layout, size = f"{layout}{pad}x{code}", size + pad + struct.calcsize(code)
-        self.layout = struct.Struct(layout)
-        start = -(-size // 8) * 8
-        places, fixed = [], []
-
-        def fix(*values):
-            for value in values:
-                places.append(start + 8 * len(fixed))
-                fixed.append(value)
-
-        for a, offset in zip(args, offsets):
-            described = numba and type(a) is Buffer
-            if described:
-                fix(0, 0, a.size, a.dtype.itemsize)
-            places.append(offset)
-            if described:
-                fix(*a.shape, *_strides(a))
-        self.buffer = ctypes.create_string_buffer(start + 8 * len(fixed))
-        struct.pack_into(f"@{len(fixed)}q", self.buffer, start, *fixed)
-        base = ctypes.addressof(self.buffer)
-        self.pointers = (ctypes.c_void_p * len(places))(*(base + p for p in places))
-        self.pointers_address = ctypes.addressof(self.pointers)
+        self.loaded, self.packing, self.cooperative = loaded, Packing(args, numba), cooperative
+        self.driver_launch = driver.launchKernel
+        # A tensor map that came in one buffer is an illegal instruction (H200, driver 580).
+        self.handed = (self.packing.pointers, 0) if self.packing.maps else (0, self.packing.extra)
+        if cooperative:  # that call has no list of extra values
+            self.driver_launch = driver.launchCooperativeKernel
+            self.handed = (self.packing.pointers,)
 
     def __call__(self, grid, block, args, stream):
-        values = [a[0] if type(a) is Buffer else 0 if a is None else a for a in args]
-        if self.maps:
-            values = [a.encoded() if type(a) is TensorMap else a for a in values]
-        with self.lock:
-            self.layout.pack_into(self.buffer, 0, *values)
-            self.driver_launch(
-                self.loaded.address,
-                *grid,
-                *block,
-                self.loaded.shared,
-                stream,
-                self.pointers_address,
-                *self.extra,
-            )
-
-
-def _code(arg):
-    if type(arg) is TensorMap:
-        return f"{TensorMap.NBYTES}s"
-    return "q" if arg is None or type(arg) is Buffer else arg.dtype.char
-
-
-def _strides(buffer):
-    strides, step = [], buffer.dtype.itemsize
-    for size in reversed(buffer.shape):
-        strides.append(step)
-        step *= size
-    return reversed(strides)
+        packing, loaded = self.packing, self.loaded
+        with packing.lock:
+            packing.pack(args)
+            self.driver_launch(loaded.address, *grid, *block, loaded.shared, stream, *self.handed)
 
 
 def _three(count):
@@ -372,6 +325,7 @@ class Made:
     grid: tuple
     block: tuple
     shared: int
+    args: tuple
 
     def resources(self, on):
         return self.kernel.binary(on.architecture).kernel(self.kernel.entry)

@@ -144,6 +144,13 @@ T __shfl_sync(unsigned, T mine, int lane) {
 template <class T>
 T __shfl_xor_sync(unsigned all, T mine, int gap) { return __shfl_sync(all, mine, threadIdx.x % 32 ^ gap); }
 
+static unsigned __ballot_sync(unsigned all, bool mine) {
+    unsigned ballot = 0;
+    for (int lane = 0; lane < 32; ++lane) ballot |= unsigned(__shfl_sync(all, int(mine), lane)) << lane;
+    return ballot;
+}
+static int __popc(unsigned bits) { return __builtin_popcount(bits); }
+
 template <class... A, std::size_t... I>
 static void call(void (*kernel)(A...), void** args, std::index_sequence<I...>) {
     kernel(*static_cast<std::decay_t<A>*>(args[I])...);
@@ -309,6 +316,20 @@ inline void load_matrices_transposed(unsigned (&to)[4], const void* row) {
     load_matrices_as(to, row, true);
 }
 
+inline unsigned turned(unsigned of) {
+    Exchange& warp = block->exchanges[threadIdx.x / 32];
+    const int lane = threadIdx.x % 32;
+    warp.b[lane][0] = of;
+    sync_warp();
+    unsigned to = 0;
+    for (int half = 0; half < 2; ++half) {
+        const unsigned from = warp.b[(lane % 4 * 2 + half) * 4 + lane / 8][0];
+        to |= (lane / 4 % 2 ? from >> 16 : from & 0xFFFFu) << half * 16;
+    }
+    sync_warp();
+    return to;
+}
+
 inline void multiply_add_bf16(float (&sums)[4], const unsigned (&a)[4], unsigned b_low,
                               unsigned b_high) {
     Exchange& warp = block->exchanges[threadIdx.x / 32];
@@ -371,6 +392,15 @@ inline unsigned acquire_load(const unsigned* counter) {
     pause_at_gate();
     return *counter;
 }
+inline unsigned long long acquire_load(const unsigned long long* counter) {
+    pause_at_gate();
+    return *counter;
+}
+inline void release_store(unsigned long long* counter, unsigned long long count) {
+    *counter = count;
+    ++gates_opened;
+}
+inline void acquire_all() {}
 template <class T>
 T __ldcg(const T* from) { return *from; }
 
@@ -439,6 +469,48 @@ struct Product {
             running->products.back().push_back(product);
     }
 };
+
+// The first factor in registers: a thread's two rows of 16 are its quad's.
+template <int N>
+struct ProductOf {
+    static void first(float (&sums)[N / 2], const Factor& a, const Factor& b) {
+        Product<N, false, false>::start(sums, a, b, false);
+    }
+    static void first(float (&sums)[N / 2], const unsigned* a, const Factor& b) {
+        start(sums, a, b, false);
+    }
+    static void add(float (&sums)[N / 2], const unsigned* a, const Factor& b) {
+        start(sums, a, b, true);
+    }
+    static void start(float (&sums)[N / 2], const unsigned* a, const Factor& b, bool adds) {
+        Exchange& warp = block->exchanges[threadIdx.x / 32];
+        const int lane = threadIdx.x % 32;
+        memcpy(warp.a[lane], a, sizeof warp.a[lane]);
+        sync_warp();
+        std::vector<float> rows(32);
+        for (int i = 0; i < 32; ++i) {
+            const unsigned pair = warp.a[lane / 4 * 4 + i % 8 / 2][i % 16 / 8 * 2 + i / 16];
+            rows[i] = i % 2 ? high_bf16(pair) : low_bf16(pair);
+        }
+        sync_warp();
+        float* const to = sums;
+        const auto product = [=] {
+            for (int s = 0; s < N / 2; ++s) {
+                const int column = s / 4 * 8 + lane % 4 * 2 + s % 2;
+                float sum = adds ? to[s] : 0.f;
+                for (int k = 0; k < 16; ++k)
+                    sum = fmaf(rows[s / 2 % 2 * 16 + k], element_of(b, false, column, k), sum);
+                to[s] = sum;
+            }
+        };
+        if (copies_arrive_at_once)
+            product();
+        else
+            running->products.back().push_back(product);
+    }
+};
+template <int COUNT>
+void keep_words(unsigned (&)[COUNT]) {}
 
 inline char* in_shared(unsigned address) { return reinterpret_cast<char*>(memory) + address; }
 inline void store_matrices(unsigned row, const unsigned (&from)[4]) {

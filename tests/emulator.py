@@ -24,10 +24,12 @@ EMULATED = {
     *("bf16.cuh", "async_copy.cuh", "mma.cuh", "host.cuh", "named_barrier.cuh"),
     *("warpgroup.cuh", "act_product.cuh", "bulk_copy.cuh", "memory_order.cuh"),
     *("cluster.cuh", "tensor_copy.cuh", "narrow_copy.cuh", "int8_product.cuh"),
-    "int8_levels.cuh",
+    *("int8_levels.cuh", "grid_order.cuh"),
 }
 FLAGS = (
     *("-std=c++17", "-Og", "-shared", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing"),
+    # Else libraries of one process share constants of classes that their macros make different.
+    "-fno-gnu-unique",
     *("-fsanitize=alignment,shift", "-fsanitize-undefined-trap-on-error", "-Wno-unknown-pragmas"),
 )
 
@@ -40,7 +42,7 @@ def emulating(on, backwards=False):
     are left out: numba's simulator runs those.
     """
 
-    def run(kernel, grid, block, args, stream, shared=0, cooperative=False):
+    def run(kernel, grid, block, args, stream, shared=0, cooperative=False, early=None):
         grid, block = launch._three(grid), launch._three(block)
         if 0 in grid:
             return

@@ -1,13 +1,16 @@
 """`act` and `pack_network`, emulated: against their specs, in every shape; and compiled."""
 
+import itertools
+import re
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from bench.inference import written
 from lowgpu.envs.check_code import CALL, FLOAT64
-from lowgpu_kernels import act, categorical, launch, mlp_forward, pack_network
+from lowgpu_kernels import act, categorical, launch, mlp_forward, overlap, pack_network
 from lowgpu_kernels.compile import disassemble
 from lowgpu_kernels.dims import B
 from lowgpu_kernels.ops.mlp.network import Network, policy_network
@@ -37,6 +40,14 @@ def named(policy):
 
 each_policy = pytest.mark.parametrize("policy", POLICIES, ids=named)
 each_precision = pytest.mark.parametrize("precision", PRECISIONS)
+
+
+def assert_order_of_grids(code):
+    """Before a kernel waits for the grid in front it copies weights; the next one begins after that."""
+    before, _, after = code.partition("ACQBULK")
+    assert "UBLKCP" in before and "UBLKCP" not in after
+    assert "PREEXIT" in after and "PREEXIT" not in before
+    assert not re.search(r"\b(LDG|LDGSTS|LD|ST|STG|RED|ATOMG?|CCTL)\.", before)
 
 
 def drawn(policy, batch, precision, packed=True, **given):
@@ -70,6 +81,20 @@ def test_the_kernel_of_warpgroups_agrees_with_the_spec_in_either_order_of_thread
         one, other = (emulated(call, "bfloat16", backwards=b) for b in (False, True))
         assert_same_bits(one, other)
         act.verify(one, *call[:2], EPS["bfloat16"])
+
+
+FEW_POLICIES = (MARKET, *policies()[1:5])  # two towers, tanh, one output, many layers, odd widths
+
+
+@pytest.mark.parametrize("policy", FEW_POLICIES, ids=named)
+def test_the_kernel_of_few_rows_gives_the_bits_of_the_other_in_either_order_of_threads(policy):
+    inputs, params, sizes = drawn(policy, 129 if policy is MARKET else 13, "bfloat16")
+    wide = emulated((inputs, params, sizes), "bfloat16")
+    for rows in (1, 7, 8, 129) if policy is MARKET else (13,):
+        few = {**inputs, "observation": inputs["observation"][:rows].copy()}
+        for backwards in (False, True):
+            got = emulated((few, params, {**sizes, B: rows}), "bfloat16", H200, backwards)
+            assert_same_bits(wide, got, slice(rows))
 
 
 def test_a_team_takes_many_tiles_by_turns():
@@ -229,22 +254,26 @@ def test_a_block_has_a_second_team_when_every_sm_has_a_first():
 
 
 def test_what_the_launcher_runs_follows_from_the_device_the_precision_and_the_image():
-    def path(precision, packed, on):
-        plan = launch_of(MARKET["network"], 3, False, 1 << 20, precision, packed, on)
+    def path(precision, packed, on, batch=1 << 20):
+        plan = launch_of(MARKET["network"], 3, False, batch, precision, packed, on)
         return plan[0].path, plan[1]
 
     tiles = "policy/act_tile", False
     assert path("bfloat16", True, H200) == ("policy/act", True)
+    assert path("bfloat16", True, H200, 8 * 66) == ("policy/act_few", True)
+    assert path("bfloat16", True, H200, 8 * 66 + 1) == ("policy/act", True)
     assert path("bfloat16", False, H200) == path("float32", True, H200) == tiles
     assert path("bfloat16", True, A100) == path("bfloat16", True, L4) == tiles
 
 
-@pytest.mark.parametrize("batch", (1, 1 << 20))
-@pytest.mark.parametrize("policy", [*filter(fits, POLICIES)], ids=named)
-def test_the_kernel_of_warpgroups_keeps_to_registers(policy, batch):
-    kernel, _, _, threads, shared = launch_of(
-        *policy.values(), False, batch, "bfloat16", True, H200
-    )
+@pytest.mark.parametrize(
+    "policy, batch",
+    [(MARKET, 8448), *itertools.product(filter(fits, POLICIES), (1, 1 << 20))],
+    ids=lambda value: named(value) if isinstance(value, dict) else value,
+)
+def test_the_kernels_of_warpgroups_keep_to_registers(policy, batch):
+    plan = launch_of(*policy.values(), False, batch, "bfloat16", True, H200)
+    kernel, _, _, threads, shared = plan
     binary = kernel.binary(H200.architecture)
     resources = binary.kernel(kernel.entry)
     assert resources.spill_stores + resources.spill_loads + resources.stack == 0
@@ -252,10 +281,14 @@ def test_the_kernel_of_warpgroups_keeps_to_registers(policy, batch):
     assert shared + resources.shared <= H200.shared_per_block
     code = disassemble(binary)
     assert not FLOAT64.search(code) and not CALL.search(code)
-    assert "HGMMA" in code and "UBLKCP" in code and "LDGSTS" in code
+    few = kernel.path == "policy/act_few"
+    assert few == (batch == 1)
+    assert "HGMMA" in code and "UBLKCP" in code and ("LDGSTS" in code) != few
+    assert_order_of_grids(code)
     if policy is MARKET:
-        # One wait for each run of 128 columns or fewer: the compiler has put none between products.
-        assert code.count("WARPGROUP.DEPBAR") == 5
+        # One wait for each run of 128 columns or fewer, or for each layer: the compiler has put none
+        # between products.
+        assert code.count("WARPGROUP.DEPBAR") == (4 if few else 5)
 
 
 @each_precision
@@ -278,3 +311,64 @@ def test_inference_writes_a_seventy_seventh_of_what_a_forward_pass_for_training_
     assert training == (4 * 8 + 2 * (256 + 128 + 64)) << 20
     assert written(act, 1 << 20, actions=3) == (4 + 4 + 4) << 20
     assert training // written(act, 1 << 20, actions=3) == 77
+
+
+def on_the_gpu(call):
+    """{name: array} of a call's inputs, and what else `act` takes."""
+    import cupy
+
+    inputs, params, _ = call
+    params = {n: v.item() if isinstance(v, np.generic) else v for n, v in params.items()}
+    return {n: cupy.asarray(a) for n, a in inputs.items()}, params
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("policy", [*filter(fits, POLICIES)], ids=named)
+def test_on_the_gpu_both_kernels_of_warpgroups_give_a_row_the_same_bits(policy):
+    import cupy
+
+    if cupy.cuda.Device().compute_capability != "90":
+        pytest.skip("only compute capability 9.0 has both kernels")
+    arrays, params = on_the_gpu(drawn(policy, 4096, "bfloat16"))
+    wide = act(**arrays, **params)
+    for rows in (1, 7, 8, 65, 1000):
+        few = act(**{**arrays, "observation": arrays["observation"][:rows].copy()}, **params)
+        for one, other in zip(few, wide):
+            assert one.get().tobytes() == other[:rows].get().tobytes(), rows
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch", (1, 256, 4096))
+def test_calls_that_begin_early_in_a_graph_act_by_the_weights_of_their_place_in_it(batch):
+    """Weights are packed again between runs of calls, and each run sees its own."""
+    import cupy
+
+    if cupy.cuda.Device().compute_capability != "90":
+        pytest.skip("launches overlap on compute capability 9.0")
+    arrays, params = on_the_gpu(drawn(MARKET, batch, "bfloat16"))
+    others = [cupy.asarray(drawn(MARKET, n, "bfloat16")[0]["parameters"]) for n in (2, 3, 4, 5)]
+    image, network = arrays.pop("image"), params["network"]
+    runs, calls, want = 40, 5, []
+    outs = [[cupy.full(batch, -9, d) for d in ("i4", "f4", "f4")] for _ in range(runs * calls)]
+    for parameters in others:
+        packed = pack_network(parameters, network=network)
+        want += [[a.get() for a in act(**arrays, image=packed, **params)]]
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.get_current_stream().synchronize()
+    with mock.patch.object(overlap, "_launch_early", wraps=overlap._launch_early) as early:
+        stream.begin_capture()
+        for run in range(runs):
+            pack_network(others[run % 4], network=network, out=image, stream=stream)
+            for call in range(calls):
+                out = tuple(outs[run * calls + call])
+                act(**arrays, image=image, **params, out=out, stream=stream)
+        graph = stream.end_capture()
+    assert early.call_count == runs * (calls - 1)
+    for _ in range(3):
+        graph.launch(stream)
+        stream.synchronize()
+        for i, out in enumerate(outs):
+            for got, wanted in zip(out, want[i // calls % 4]):
+                assert got.get().tobytes() == wanted.tobytes(), i
+                got.fill(-9)
+        cupy.cuda.get_current_stream().synchronize()

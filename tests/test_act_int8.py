@@ -23,6 +23,7 @@ from lowgpu_kernels.ops.int8.quantized_network import J, quantized_sizes, quanti
 from lowgpu_kernels.ops.mlp.network import Network, policy_network
 from tests.emulator import emulating
 from tests.harness import run_launcher, run_numpy
+from tests.test_act import assert_order_of_grids
 
 H200, A100, L4 = (launch.KNOWN[n] for n in ("H200", "A100", "L4"))
 ONE_SM = {on: replace(on, sms=1) for on in (H200, A100, L4)}  # few rows then take a loop
@@ -67,22 +68,22 @@ def by_hand(network, arrays, x):
             level = np.rint(x.astype(f4) * (f4(1) / scale)).astype(np.float64) + zero
         return np.clip(np.nan_to_num(level, nan=0), -128, 127).astype(np.int64)
 
+    relu = network.activation == "relu"
     first = level = levels(x, a["input_scale"], a["input_zero"])
     hidden = 0
     y = np.zeros((len(x), network.outputs), f4)
     for layer, weight, bias, scale in quantized_views(network, a["weight"], a["bias"], a["scale"]):
         level = first if layer.source < 0 else level
-        z = (level @ weight.astype(np.int64).T + bias).astype(f4) * scale
+        s = (level @ weight.astype(np.int64).T + bias).astype(f4)
         if layer.head:
-            y[:, layer.column : layer.column + layer.fan_out] = z
+            y[:, layer.column : layer.column + layer.fan_out] = s * scale
             continue
-        if network.activation == "tanh":
-            z = np.array([[tanh_f32(v) for v in row] for row in z], f4)
-        level = levels(
-            np.maximum(z, 0) if network.activation == "relu" else z,
-            a["hidden_scale"][hidden],
-            a["hidden_zero"][hidden],
-        )
+        step, zero = a["hidden_scale"][hidden], a["hidden_zero"][hidden]
+        if relu:
+            factor = scale * (f4(1) / step)
+            level = levels(np.maximum(s * factor, 0), f4(1), zero)
+        else:
+            level = levels(np.array([[tanh_f32(v) for v in z] for z in s * scale], f4), step, zero)
         hidden += 1
     heads = sum(widths[-1] for widths in network.towers)
     y[np.isnan(x.astype(f4)).any(1), :heads] = np.nan
@@ -156,7 +157,7 @@ def test_the_markets_image_is_a_quarter_of_its_parameters():
     assert image_nbytes(MARKET) == 62_560 and 4 * weights == 222_208
 
 
-def levels_of(executor, x, scale, zero, z=(0,), hidden_scale=1, hidden_zero=0):
+def levels_of(executor, x, scale, zero, z=(0,), hidden_scale=1, hidden_zero=0, unit=0.5):
     """Levels of inputs, and of hidden units with relu less their zero point, their sums twice z.
 
     They are the outputs of a network whose weights are the identity, or zero where z is read.
@@ -165,7 +166,7 @@ def levels_of(executor, x, scale, zero, z=(0,), hidden_scale=1, hidden_zero=0):
     arrays = {
         "weight": np.concatenate([eye, np.zeros_like(eye), eye]),
         "bias": np.r_[np.zeros(8), np.resize(np.array(z) * 2, 8), np.full(8, -hidden_zero)],
-        "scale": np.r_[np.ones(8), np.full(8, 0.5), np.ones(8)].astype("f4"),
+        "scale": np.r_[np.ones(8), np.full(8, unit), np.ones(8)].astype("f4"),
         "input_scale": np.full(8, scale, "f4"),
         "input_zero": np.full(8, zero, "i4"),
         "hidden_scale": np.full(1, hidden_scale, "f4"),
@@ -209,6 +210,20 @@ def test_a_hidden_unit_is_rectified_rounded_and_kept_to_its_levels(executor, zer
     z = [0.5, 1.5, 2.5, 3.5, -0.5, -7, 126.5 - zero, 1000]
     want = np.clip(np.rint(np.maximum(z, 0)), 0, 127 - zero)
     assert levels_of(executor, [0], 1, 0, z, 1, zero)[1] == want.tolist()
+
+
+@each_executor
+@pytest.mark.parametrize("zero", (-128, -127))
+def test_with_relu_what_is_between_two_products_is_rounded_once(executor, zero):
+    """Rounded after the scale as well, these sums would be a level lower."""
+    sums, unit, step = (
+        np.float32([480, 864, 1248, 100]),
+        np.float32(1110 / 4096),
+        np.float32(1.40625),
+    )
+    want = [93, 167, 241, 19]
+    assert np.rint(sums * unit * (np.float32(1) / step)).tolist() == [92, 166, 240, 19]
+    assert levels_of(executor, [0], 1, 0, sums / 2, step, zero, unit)[1] == want
 
 
 @each_executor
@@ -257,6 +272,7 @@ def test_a_channel_of_zeros_a_tiny_scale_and_the_largest_sum_stay_finite():
         ("hidden_scale", np.inf, "normal numbers above 0, got inf at 2"),
         ("weight", -128, "in .-127, 127., got -128 at 2: calibrate again"),
         ("hidden_zero", 128, "in .-128, 127., got 128 at 2"),
+        ("scale", 3e38, "less than 2.128 of its layer's steps, got 3[.0-9]+e.38 at 2"),
         ("input_zero", 2**20 + 1, "within 2.20 of 0"),
     ),
 )
@@ -308,19 +324,24 @@ def short_way(image, network):
 
 @pytest.mark.parametrize("rows", (1, 7, 63, 64, 65, 127, 129))
 def test_a_team_alone_gives_the_cpus_bits_for_any_number_of_rows(rows):
-    assert int8_grid(MARKET, rows, True, H200).warps == 4
+    assert int8_grid(MARKET, rows, True, 2, H200).warps == 4
     assert_emulated(act_int8, policy_call(MARKET, rows), H200, "bfloat16")
 
 
-def test_four_teams_that_take_tiles_by_turns_give_the_cpus_bits():
-    assert int8_grid(MARKET, 64 * 9 + 5, True, ONE_SM[H200]).warps == 16
+# Teams of 64 rows, the last with less to do, and of 128: a whole number of tiles, and a few rows more.
+@pytest.mark.parametrize("rows, warps, groups", ((200, 12, 1), (512, 8, 2), (128 * 5 + 37, 8, 2)))
+def test_teams_that_take_tiles_by_turns_give_the_cpus_bits(rows, warps, groups):
+    grid = int8_grid(MARKET, rows, True, 2, ONE_SM[H200])
+    assert (grid.warps, grid.groups, grid.copies_rows) == (warps, groups, True)
     for arrays in (relu_arrays(MARKET), quantized(MARKET, 4)):
-        call = policy_call(MARKET, 64 * 9 + 5, arrays=arrays)
+        call = policy_call(MARKET, rows, arrays=arrays)
+        # In each eight rows of a warp.
+        call[0]["observation"][[13, 22, 30, 125], (0, 9, 31, 55)] = np.nan
         assert_emulated(act_int8, call, ONE_SM[H200], "bfloat16")
 
 
 def test_two_towers_of_tanh_give_the_cpus_bits_by_warps():
-    assert not int8_grid(ACTOR_CRITIC, 70, True, H200).warpgroups  # its products are short
+    assert not int8_grid(ACTOR_CRITIC, 70, True, 4, H200).warpgroups  # its products are short
     call = policy_call(ACTOR_CRITIC, 70, "float32", quantized(ACTOR_CRITIC, 2))
     assert_emulated(act_int8, call, H200, "float32")
 
@@ -332,7 +353,7 @@ def test_widths_that_fill_nothing_give_the_cpus_bits_by_warpgroups():
 
 @pytest.mark.parametrize("on, rows", ((A100, 70), (ONE_SM[L4], 700)), ids=("few", "many"))
 def test_warps_give_the_cpus_bits_from_shared_memory(on, rows):
-    grid = int8_grid(MARKET, rows, True, on)
+    grid = int8_grid(MARKET, rows, True, 2, on)
     assert (grid.groups, grid.warps) == ((1, 4) if rows == 70 else (2, 8))
     for arrays in (relu_arrays(MARKET), quantized(MARKET, 4)):
         assert_emulated(act_int8, policy_call(MARKET, rows, arrays=arrays), on, "bfloat16")
@@ -398,7 +419,7 @@ def test_without_a_column_of_its_own_the_value_is_that_of_the_best_action():
 
 def test_a_block_has_a_further_team_when_every_sm_has_one():
     def chosen(batch, on=H200, network=MARKET):
-        grid = int8_grid(network, batch, True, on)
+        grid = int8_grid(network, batch, True, 2, on)
         return grid.warpgroups, grid.groups, grid.warps, grid.grid
 
     assert [chosen(b)[2:] for b in (0, 1, 64, 65, 8448)] == [
@@ -408,9 +429,25 @@ def test_a_block_has_a_further_team_when_every_sm_has_one():
         (4, 2),
         (4, 132),
     ]
-    assert [chosen(b)[2:] for b in (8449, 20_000, 1 << 20)] == [(8, 132), (12, 132), (16, 132)]
+    most = 2 * 128 * 132 - 1
+    assert [chosen(b) for b in (8449, 20_000, most, most + 1, 1 << 20)] == [
+        (True, 1, 8, 132),
+        (True, 1, 12, 132),
+        (True, 1, 12, 132),
+        (True, 2, 8, 132),
+        (True, 2, 8, 132),
+    ]
     assert chosen(1 << 20, A100) == (False, 2, 8, 108) and chosen(1, A100) == (False, 1, 4, 1)
     assert chosen(64, network=ACTOR_CRITIC)[0] is False
+
+
+def test_rows_that_shared_memory_has_no_room_for_are_read_where_they_are():
+    def ways(inputs, itemsize):
+        grid = int8_grid(Network(inputs, ((128, 4),)), 1 << 20, True, itemsize, H200)
+        return grid.groups, grid.warps, grid.copies_rows
+
+    assert ways(56, 2) == ways(56, 4) == (2, 8, True)
+    assert ways(256, 2) == (2, 8, True) and ways(256, 4) == ways(512, 2) == (1, 12, False)
 
 
 def test_a_network_that_does_not_fit_is_refused_with_its_bytes():
@@ -420,11 +457,11 @@ def test_a_network_that_does_not_fit_is_refused_with_its_bytes():
 
 @pytest.mark.parametrize(
     "on, batch",
-    ((H200, 1), (H200, 1 << 20), (A100, 1 << 20), (L4, 1 << 20)),
+    ((H200, 1), (H200, 20_000), (H200, 1 << 20), (A100, 1 << 20), (L4, 1 << 20)),
     ids=lambda value: getattr(value, "name", value),
 )
 def test_the_kernels_keep_to_registers_and_convert_two_at_once(on, batch):
-    kernel, _, threads, shared = launch_of(MARKET, 3, False, batch, "bfloat16", on)
+    kernel, _, _, threads, shared = launch_of(MARKET, 3, False, batch, "bfloat16", on)
     binary = kernel.binary(on.architecture)
     resources = binary.kernel(kernel.entry)
     assert resources.spill_stores + resources.spill_loads + resources.stack == 0
@@ -435,5 +472,9 @@ def test_the_kernels_keep_to_registers_and_convert_two_at_once(on, batch):
     assert ("F2IP.U8.F32" in code) == (on is not A100) and "F2I.NTZ" not in code
     assert ("IGMMA" in code) == (on is H200) and ("IMMA.16832.U8.S8" in code) == (on is not H200)
     if on is H200:
-        # One wait for each run of columns: the compiler has put none between products.
-        assert code.count("WARPGROUP.DEPBAR") == (8 if batch > 1 else 5)
+        # Of the rows, which the grid in front may write, copies come after the wait for it.
+        alone = code if batch == 1 else code.replace("UBLKCP", "rows").replace("rows", "UBLKCP", 5)
+        assert_order_of_grids(alone)
+        assert alone.count("rows") == (0 if batch == 1 else 3)
+        # One wait for each run of columns of both loops: the compiler has put none between products.
+        assert code.count("WARPGROUP.DEPBAR") == 2 * {1: 5, 20_000: 8, 1 << 20: 12}[batch]

@@ -6,15 +6,15 @@ from bench import dqn, versus
 from bench.peers import workload
 
 
-def small():
-    return dqn.Training(np, envs=32, batch=16, updates=2, capacity=256, bars=2000)
+def small(rounds=1):
+    return dqn.Training(np, 32, 16, updates=2, rounds=rounds, capacity=256, bars=2000)
 
 
 def test_an_iteration_steps_every_environment_into_the_ring_and_makes_its_updates():
     training = small()
     b = training.buffers
     before = {n: b[n].copy() for n in ("ints", "kept_ints", "parameters", "target")}
-    training.iteration()
+    training.iterations()
     np.testing.assert_array_equal(b["ints"][:, 0], before["ints"][:, 0] + 1)
     np.testing.assert_array_equal(b["kept_ints"][0], before["ints"])
     np.testing.assert_array_equal(b["kept_ints"][1:], before["kept_ints"][1:])
@@ -22,9 +22,18 @@ def test_an_iteration_steps_every_environment_into_the_ring_and_makes_its_update
     moved = np.abs(b["parameters"] - before["parameters"]).max()
     followed = np.abs(b["target"] - before["target"]).max()
     assert 0 < followed <= 2 * workload.DQN["tau"] * moved
-    gradient, error, statistics, norm = training._results["out"]
-    assert error.shape == (2, 16) and np.isfinite(error).all() and (norm > 0).all()
+    gradient, *_, statistics, norm = training._rounds["out"]
+    assert len(norm) == 2 and (norm > 0).all()
     assert (statistics[:, 3] == 0).all() and gradient.any()
+
+
+def test_iterations_of_one_call_are_calls_of_one_iteration():
+    together, apart = small(3), small()
+    together.iterations()
+    for _ in range(3):
+        apart.iterations()
+    for name, array in together.buffers.items():
+        assert array.tobytes() == apart.buffers[name].tobytes(), name
 
 
 def test_another_iteration_draws_other_batches_and_every_row_is_the_rings():

@@ -15,10 +15,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from lowgpu import budget, pools
+from lowgpu import budget, checkpoint, outlook, pools
 from lowgpu.__main__ import app
 from lowgpu.budget import Knee, Trial, halved, hidden_widths, knee, max_hidden_dim_base, tier_batch
-from lowgpu.config import PRESETS, ConfigError, DQNConfig, PPOConfig, from_dict
+from lowgpu.config import PRESETS, ConfigError, DQNConfig, PPOConfig, from_dict, preset_of
+from lowgpu.dqn import DQN
+from lowgpu.dqn_plan import plan_of as dqn_plan_of
 from lowgpu.envs import make
 from lowgpu.hardware import Hardware, choose
 from lowgpu.machine import HardwareBudget
@@ -31,7 +33,9 @@ from tests.cards import BY_NAME, CARDS, CONTEXT_NBYTES, Machine
 
 USABLE = [card for card in CARDS if card.capability >= (8, 0)]
 MARKET = from_dict(PRESETS["market", "cuda"]).ppo
+MARKET_DQN = from_dict(preset_of("market", "dqn", "cuda")).dqn
 SMALL = PPOConfig(total_steps=10_000, envs=8, rollout_steps=64, epochs=1, hidden=(8,))
+SMALL_DQN = DQNConfig(hidden=(8,), learning_starts=0, rounds=4, envs=2, capacity=1000)
 POLE = Task(make("cartpole"))
 MB = 2**20
 
@@ -187,6 +191,9 @@ def test_a_throughput_that_is_none_is_refused(rate):
         knee([], None)
 
 
+PLANS = {"ppo": (plan_of, MARKET), "dqn": (dqn_plan_of, MARKET_DQN)}
+
+
 # Memory that runs out.
 
 
@@ -231,20 +238,23 @@ def test_another_error_ends_the_halving():
         halved(64, attempt)
 
 
-class Cramped(PPO):
-    """A trainer on a device where minibatches above 128 do not fit, found out late."""
+def cramped_kind(base, size_of):
+    """A trainer on a device where batches above 128 do not fit, found out late."""
 
-    made = ()
+    class Cramped(base):
+        made = ()
 
-    def __init__(self, config, *rest):
-        assert not any(slab() is not None for slab in Cramped.made), "memory is still held"
-        super().__init__(config, *rest)
-        Cramped.made = (*Cramped.made, weakref.ref(self.buffers.slab))
+        def __init__(self, config, *rest):
+            assert not any(slab() is not None for slab in Cramped.made), "memory is still held"
+            super().__init__(config, *rest)
+            Cramped.made = (*Cramped.made, weakref.ref(self.buffers.slab))
 
-    def advance(self):
-        super().advance()
-        if self.config.minibatch > 128:
-            raise MemoryError("out of memory")
+        def advance(self):
+            super().advance()
+            if size_of(self.config) > 128:
+                raise MemoryError("out of memory")
+
+    return Cramped
 
 
 def gpu(card="L4", free=20_000_000_000):
@@ -252,22 +262,25 @@ def gpu(card="L4", free=20_000_000_000):
     return Hardware("cuda", card, "asked for", free, total, 2, (8, 9), 58)
 
 
-@pytest.fixture
-def cramped(monkeypatch):
-    """The CPU, which passes for a GPU whose memory runs out."""
-    monkeypatch.setattr(Cramped, "made", ())
-    monkeypatch.setattr(budget, "PPO", Cramped)
-    return choose("cpu")
+CRAMPED = {
+    "PPO": (PPO, SMALL, lambda config: config.minibatch, budget.minibatches_for),
+    "DQN": (DQN, SMALL_DQN, lambda config: config.batch, budget.batch_for),
+}
 
 
-def test_a_process_is_usable_after_memory_ran_out(cramped, monkeypatch):
-    before = PPO(SMALL, POLE.env)
+@pytest.mark.parametrize("name", CRAMPED)
+def test_a_process_is_usable_after_memory_ran_out(monkeypatch, name):
+    made, config, size_of, choose_batch = CRAMPED[name]
+    cramped = cramped_kind(made, size_of)
+    monkeypatch.setattr(budget, name, cramped)
+    before = made(config, POLE.env)
     before.advance()
-    minibatches, text = budget.minibatches_for(SMALL, POLE, cramped)
-    assert minibatches in (4, 8) and "256 does not fit: memory ran out" in text
-    assert len(Cramped.made) == 3  # 64, 128 and 256
-    assert not any(slab() is not None for slab in Cramped.made)
-    after = PPO(SMALL, POLE.env)
+    count, text = choose_batch(config, POLE, choose("cpu"))
+    assert count in ((4, 8) if name == "PPO" else (64, 128))
+    assert "256 does not fit: memory ran out" in text
+    assert len(cramped.made) == 3  # 64, 128 and 256
+    assert not any(slab() is not None for slab in cramped.made)
+    after = made(config, POLE.env)
     after.advance()
     assert after.buffers.parameters.tobytes() == before.buffers.parameters.tobytes()
 
@@ -297,6 +310,65 @@ def test_other_errors_stay_as_they_are(error):
     with pytest.raises(type(error)) as caught, one_error(table_of(), "a GPU"):
         raise error
     assert caught.value is error
+
+
+def shrinking(config):
+    """A plan that half as many gradients at once make smaller, down to a limit."""
+    return table_of(max(8192 // config.accumulate, 512))
+
+
+@pytest.mark.parametrize("fits", [1, 2, 8])
+@pytest.mark.parametrize("config", [SMALL, SMALL_DQN])
+def test_a_run_whose_memory_runs_out_is_attempted_with_smaller_parts_of_a_minibatch(config, fits):
+    seen, said = [], []
+
+    def attempt(config):
+        seen.append(config)
+        if config.accumulate < fits:
+            raise OutOfMemory("memory ran out", table_of())
+        return "done"
+
+    assert budget.accumulating(config, shrinking, attempt, said.append) == "done"
+    # Everything else stays: the batch is the batch.
+    parts = [1 << k for k in range(fits.bit_length())]
+    assert seen == [dataclasses.replace(config, accumulate=count) for count in parts]
+    assert len(said) == len(seen) - 1
+    if said:
+        assert f"memory ran out; minibatches are gone through in {fits} parts" in said[-1]
+
+
+@pytest.mark.parametrize(
+    "accumulate, attempted",
+    [(1, [1, 2, 4, 8]), (8, [8, 16]), (16, [16]), (1024, [1024])],  # the plan's limit is at 16
+)
+def test_parts_are_halved_three_times_at_most_and_only_where_that_takes_less(accumulate, attempted):
+    seen, config = [], dataclasses.replace(SMALL, accumulate=accumulate)
+
+    def attempt(config):
+        seen.append(config.accumulate)
+        raise OutOfMemory(f"memory ran out with {config.accumulate}", table_of())
+
+    with pytest.raises(OutOfMemory, match=f"memory ran out with {attempted[-1]}$") as refused:
+        budget.accumulating(config, shrinking, attempt, lambda text: None)
+    assert seen == attempted and refused.value.__context__ is None
+
+
+@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+def test_the_plan_of_an_update_in_eight_parts_has_an_eighth_of_its_gradients(algo):
+    """Where all updates are one launch there are no vectors of tiles, and nothing changes."""
+    planned, config = PLANS[algo]
+    large = {"minibatches": 4} if algo == "ppo" else {"batch": 65536}
+    for part, precision, share in (("L4", "float32", 8), ("H200", "bfloat16", 1)):
+        config = dataclasses.replace(config, precision=precision, **large)
+        with launch.recording(launch.KNOWN[part]):
+            whole, parts = (
+                planned(dataclasses.replace(config, accumulate=n), make("market"), 100, "cuda")
+                for n in (1, 8)
+            )
+        name = {"ppo": "ppo_update", "dqn": "dqn_rounds"}[algo]
+        vectors = [p.declared[f"{name}.partials"].shape[0] for p in (whole, parts)]
+        assert vectors[1] == vectors[0] // share
+        assert (parts.nbytes < whole.nbytes / 4) == (share > 1)
 
 
 def test_buffers_that_cannot_be_had_are_one_error_on_a_cpu():
@@ -404,12 +476,24 @@ def test_the_measured_batch_of_dqn_is_one_that_ran_and_learned(monkeypatch):
 
 
 @pytest.mark.parametrize("card", USABLE, ids=lambda card: card.name)
-def test_the_tier_batch_of_dqn_is_the_largest_of_those_tried_within_it(monkeypatch, card):
-    tried = []
-    monkeypatch.setattr(budget, "_trial", lambda config, *_: tried.append(config.batch))
+def test_the_tier_batch_of_dqn_is_tried_and_halved(monkeypatch, card):
+    tried, fits = [], 8192
+
+    def trial(config, task, machine):
+        tried.append(config.batch)
+        if config.batch > fits:
+            raise OutOfMemory("memory ran out", table_of())
+        return Trial((1.0,), 0)
+
+    monkeypatch.setattr(budget, "_trial", trial)
     size, text = budget.batch_for(DQNConfig(), POLE, gpu(card.name), "tier")
-    assert tried == [size] and size <= card.dqn < 2 * size
+    assert tried == [size] == [card.dqn]  # 230 too: a batch divides nothing
     assert f"{card.dqn} by the memory of {card.name}" in text
+    fits = 0
+    with pytest.raises(OutOfMemory):
+        budget.batch_for(DQNConfig(), POLE, gpu(card.name), "tier")
+    halves = [card.dqn >> k for k in range(4)]
+    assert tried[1:] == ([230, 115] if card.dqn == 230 else [h for h in halves if h >= 64])
 
 
 def test_a_policy_that_cannot_be_used_is_refused():
@@ -471,18 +555,51 @@ def test_a_sample_takes_what_its_buffers_take():
     assert budget.sample_nbytes(plan_for, 4096) / 64 == expected
 
 
+@pytest.mark.parametrize("algo", PLANS)
 @pytest.mark.parametrize("card", USABLE, ids=lambda card: card.name)
-def test_the_outlook_of_every_card(monkeypatch, card):
+def test_the_outlook_of_every_card(monkeypatch, card, algo):
     Machine(card).install(monkeypatch)
     machine = HardwareBudget.detect()
+    planned, config = PLANS[algo]
     with launch.recording(card.device):
-        seen = json.loads(json.dumps(budget.outlook(machine)))
-        plan = plan_of(MARKET, make("market"), budget.BARS, "cuda")
+        seen = json.loads(json.dumps(outlook.outlook(machine, algo)))
+        plan = planned(config, make("market"), outlook.BARS, "cuda")
     assert seen["buffers_nbytes"] == plan.nbytes > 112_000_000  # the table alone
+    assert {b["name"]: b["nbytes"] for b in seen["buffers"]} == {
+        name: declared.nbytes for name, declared in plan.declared.items()
+    }
     peak = plan.nbytes + budget.KERNELS_NBYTES + CONTEXT_NBYTES
     assert seen["peak_nbytes"] == peak
     assert seen["tier_batch"] == {"dqn": card.dqn, "ppo": card.ppo}
     assert seen["widest_hidden"] == [512, 256, 128]
+
+
+@pytest.mark.parametrize("name", ["RTX 3050 Ti", "H200"])
+def test_the_largest_replay_that_fits_is_known_and_one_step_more_does_not(monkeypatch, name):
+    card = BY_NAME[name]
+    Machine(card).install(monkeypatch)
+    machine = HardwareBudget.detect()
+    with launch.recording(card.device):
+        seen = outlook.outlook(machine, "dqn")
+
+        def needed(transitions):
+            config = dataclasses.replace(MARKET_DQN, capacity=transitions)
+            return dqn_plan_of(config, make("market"), outlook.BARS, "cuda").nbytes
+
+        most, usable = seen["most_transitions"], 0.9 * machine.chosen.free_nbytes
+        assert needed(most) + budget.KERNELS_NBYTES <= usable
+        if name == "H200":  # no index goes further
+            assert most == (2**31 - 1) // 4096 * 4096
+        else:
+            assert needed(most + MARKET_DQN.envs) + budget.KERNELS_NBYTES > usable
+            assert most > 80_000_000
+    # Two states of 16 bytes, a reward, and a byte of action and flags.
+    assert (seen["sample_nbytes"], seen["replay_transitions"]) == (37, 2**20)
+
+
+def test_an_outlook_of_no_trainer_is_refused():
+    with pytest.raises(ConfigError, match="algo must be one of ppo, dqn, got 'sac'"):
+        outlook.outlook(HardwareBudget.detect("cpu"), "sac")
 
 
 def test_a_card_with_little_free_memory_takes_a_narrower_network(monkeypatch):
@@ -492,22 +609,23 @@ def test_a_card_with_little_free_memory_takes_a_narrower_network(monkeypatch):
 
     def needed(base):
         config = dataclasses.replace(MARKET, hidden=hidden_widths(base))
-        return plan_of(config, make("market"), budget.BARS, "cuda").nbytes + budget.KERNELS_NBYTES
+        plan = plan_of(config, make("market"), outlook.BARS, "cuda")
+        return plan.nbytes + budget.KERNELS_NBYTES
 
     with launch.recording(card.device):
         free = int(needed(200) / 0.9) + 1  # which is not enough for 160, with twice the blocks
         chosen = dataclasses.replace(machine.chosen, free_nbytes=free)
-        seen = budget.outlook(dataclasses.replace(machine, chosen=chosen))
+        seen = outlook.outlook(dataclasses.replace(machine, chosen=chosen))
         assert needed(200) <= 0.9 * free < min(needed(160), needed(208))
     assert seen["widest_hidden"] == (200, 104, 56)
 
 
 def test_the_context_is_estimated_by_the_sms_where_it_was_not_seen(monkeypatch):
     Machine(BY_NAME["L4"], fails=["nvmlDeviceGetMemoryInfo"]).install(monkeypatch)
-    peak = budget.predicted_peak(table_of(), HardwareBudget.detect())
+    peak = outlook.predicted_peak(table_of(), HardwareBudget.detect())
     assert peak.context_nbytes == 58 * 3 * MB
     assert peak.nbytes == 1024 + budget.KERNELS_NBYTES + 58 * 3 * MB
-    on_cpu = budget.predicted_peak(table_of(), HardwareBudget.detect("cpu"))
+    on_cpu = outlook.predicted_peak(table_of(), HardwareBudget.detect("cpu"))
     assert on_cpu.nbytes == 1024
 
 
@@ -521,6 +639,10 @@ def cli(tmp_path, monkeypatch):
 
 
 TRAIN = ("train", "--env", "cartpole", "--device", "cpu", "--steps", "1000")
+DQN_SIZED = tuple(
+    f"--set=dqn.{text}"
+    for text in ("hidden=[8]", "envs=4", "train_every=8", "rounds=25", "learning_starts=100")
+)
 SIZED = tuple(f"--set=ppo.{text}" for text in ("envs=8", "rollout_steps=64", "hidden=[8]"))
 
 
@@ -549,15 +671,60 @@ def test_a_batch_that_cannot_be_chosen_is_bad_input(cli, arguments, words):
     assert "Traceback" not in result.stderr
 
 
-def test_memory_that_runs_out_in_training_is_a_sentence(cli, monkeypatch):
+@pytest.mark.parametrize(
+    "made, more, remedy",
+    [
+        (PPO, SIZED, "fewer ppo.envs or ppo.rollout_steps"),
+        (DQN, ("--algo", "dqn", "--set", "dqn.hidden=[8]"), "a smaller dqn.capacity"),
+    ],
+)
+def test_memory_that_runs_out_in_training_is_a_sentence(cli, monkeypatch, made, more, remedy):
     def fail(self):
         raise MemoryError("out of memory")
 
-    monkeypatch.setattr(PPO, "advance", fail)
-    result = cli(*TRAIN, *SIZED)
+    monkeypatch.setattr(made, "advance", fail)
+    result = cli(*TRAIN, *more)
     assert result.exit_code == 2
-    assert result.stderr.startswith("lowgpu: memory ran out on ")
-    assert "give fewer ppo.envs or ppo.rollout_steps" in result.stderr
+    assert result.stderr.splitlines()[-1].startswith("lowgpu: memory ran out on ")
+    assert f"give {remedy}" in result.stderr
+
+
+@pytest.mark.parametrize("made", [PPO, DQN])
+def test_a_run_whose_memory_runs_out_goes_on_from_its_checkpoint_and_ends_the_same(
+    cli, monkeypatch, tmp_path, made
+):
+    more = SIZED if made is PPO else ("--algo", "dqn", *DQN_SIZED)
+    assert cli(*TRAIN, *more, "--steps", "4000", "--run", "whole").exit_code == 0
+
+    def planned(config, env, rows, kind, plan_of=made.plan_of):
+        """With working memory as a GPU would need it."""
+        work = Declared((4096 // config.accumulate,), np.uint8, "working memory")
+        return Plan(plan_of(config, env, rows, kind).declared | {"work": work})
+
+    def advance(self, advance=made.advance):
+        if self.iteration == 3 and self.config.accumulate < 4:
+            raise MemoryError("out of memory")
+        done.append(self.iteration)
+        return advance(self)
+
+    done = []
+    monkeypatch.setattr(made, "plan_of", staticmethod(planned))
+    monkeypatch.setattr(made, "advance", advance)
+    result = cli(*TRAIN, *more, "--steps", "4000", "--run", "r")
+    assert result.exit_code == 0, result.stderr
+    notes = [line for line in result.stderr.splitlines() if line.startswith("note: memory ran out")]
+    assert [note.split()[-6] for note in notes] == ["2", "4"]
+    kept = tomllib.loads((tmp_path / "r/config.toml").read_text())
+    assert kept[made.NAME]["accumulate"] == 4
+    whole, again = (
+        checkpoint.load(tmp_path / run / "checkpoint.safetensors") for run in ("whole", "r")
+    )
+    assert again.document["iteration"] == whole.document["iteration"] > 3
+    assert done == list(range(again.document["iteration"]))  # and none twice
+    for name, array in whole.arrays.items():
+        assert again.arrays[name].tobytes() == array.tobytes(), name
+    lines = (tmp_path / "r/metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["iteration"] for line in lines] == list(range(1, len(lines) + 1))
 
 
 def test_info_describes_a_gpu_and_what_fits(cli, monkeypatch):
@@ -577,12 +744,32 @@ def test_info_describes_a_gpu_and_what_fits(cli, monkeypatch):
         "up to 1,980 MHz",
         "CUDA_VISIBLE_DEVICES=0,1",
         "GPU 1 cannot be used: NVIDIA Tesla T4 has compute capability 7.5, and 8.0 is needed",
-        "of buffers with 1,000,000 bars",
+        "of buffers for ppo with 1,000,000 bars",
+        "B a transition of the rollout",
+        "112.0 MB  bfloat16[1000000, 56]  features of every bar",
         "at the peak, with CUDA's context",
         "hidden layers up to 512, 256, 128 fit",
         "tier batch  dqn 8192, ppo 2048",
     ):
         assert words in text
+
+
+def test_info_of_dqn_has_its_replay_and_all_its_buffers(cli, monkeypatch):
+    card = BY_NAME["L4"]
+    Machine(card).install(monkeypatch)
+    with launch.recording(card.device):
+        text = cli("info", "--algo", "dqn").stdout
+    for words in (
+        "of buffers for dqn with 1,000,000 bars",
+        "37 B a transition of the replay, which holds 1,048,576",
+        "transitions fits",
+        "kept_next_floats",
+        "dqn_rounds.partials",
+        "tier batch  dqn 2048, ppo 512",
+    ):
+        assert words in text
+    refused = cli("info", "--algo", "sac")
+    assert refused.exit_code == 2 and "algo must be one of ppo, dqn" in refused.stderr
 
 
 def test_info_says_why_a_t4_is_not_used(cli, monkeypatch):
@@ -593,11 +780,10 @@ def test_info_says_why_a_t4_is_not_used(cli, monkeypatch):
 
 
 PEAK = """
-import json, pynvml
-from lowgpu import budget
-from lowgpu.config import PRESETS, from_dict
+import json, sys, pynvml
+from lowgpu import outlook, runs
+from lowgpu.config import from_dict, preset_of
 from lowgpu.machine import HardwareBudget
-from lowgpu.ppo import PPO
 import numpy as np
 from lowgpu.envs import make
 
@@ -608,31 +794,37 @@ def taken():
 
 machine = HardwareBudget.detect("cuda")
 before = machine.board.free_nbytes  # without a context
-config, env = from_dict(PRESETS["market", "cuda"]).ppo, make("market")
+settings = from_dict({"algo": sys.argv[1], **preset_of("market", sys.argv[1], "cuda")})
 rows = 1_000_000
 series = np.ones((2, rows), "f4")
-trainer = PPO(config, env, np.zeros((rows, 56), "f4"), series, "cuda")
+series[1, :-1] = 0  # the last row alone ends the data
+table, made = np.zeros((rows, 56), "f4"), runs.trainer_of(settings)
+trainer = made(settings.trainer, make("market"), table, series, "cuda")
+trainer.skip_warm_up()
 for _ in range(3):
     trainer.advance()
 trainer.drain()
-peak = budget.predicted_peak(trainer.plan, machine)
+peak = outlook.predicted_peak(trainer.plan, machine)
 print(json.dumps({"taken": before - taken(), "predicted": peak.nbytes, "parts": vars(peak)}))
 """
 
 
 @pytest.mark.gpu
-def test_the_predicted_peak_is_within_a_tenth_of_the_measured():
-    done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True)
+@pytest.mark.parametrize("algo", PLANS)
+def test_the_predicted_peak_is_within_a_tenth_of_the_measured(algo):
+    done = subprocess.run([sys.executable, "-c", PEAK, algo], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout.splitlines()[-1])
     assert seen["predicted"] == pytest.approx(seen["taken"], rel=0.1), seen
 
 
 @pytest.mark.gpu
-def test_a_gpu_is_usable_after_memory_ran_out():
+@pytest.mark.parametrize("name", CRAMPED)
+def test_a_gpu_is_usable_after_memory_ran_out(name):
     from cupy.cuda import runtime
 
-    trainer = PPO(SMALL, POLE.env, kind="cuda")
+    made, config, *_ = CRAMPED[name]
+    trainer = made(config, POLE.env, kind="cuda")
     trainer.advance()
     trainer.drain()
     free, total = runtime.memGetInfo()
@@ -645,12 +837,16 @@ def test_a_gpu_is_usable_after_memory_ran_out():
 
 
 @pytest.mark.gpu
-def test_trials_give_back_what_they_took_of_a_gpu():
+@pytest.mark.parametrize("name", CRAMPED)
+def test_trials_give_back_what_they_took_of_a_gpu(name):
     from cupy.cuda import runtime
 
-    config = dataclasses.replace(SMALL, envs=4096)  # 262144 transitions, 13 MB
-    budget.minibatches_for(config, POLE, choose("cuda"))  # loads kernels
+    _, config, _, choose_batch = CRAMPED[name]
+    more = {"PPO": {"envs": 4096}, "DQN": {"envs": 1000, "train_every": 1000, "capacity": 10**6}}
+    config = dataclasses.replace(config, **more[name])  # 262144 transitions, 13 MB; 37 MB
+    choose_batch(config, POLE, choose("cuda"))  # loads kernels
     free, _ = runtime.memGetInfo()
-    minibatches, _ = budget.minibatches_for(config, POLE, choose("cuda"))
-    assert config.batch // minibatches in [64 << k for k in range(8)]
+    count, _ = choose_batch(config, POLE, choose("cuda"))
+    size = config.batch // count if name == "PPO" else count
+    assert size in [64 << k for k in range(8)]
     assert free - runtime.memGetInfo()[0] < 4 * MB

@@ -24,7 +24,7 @@ from lowgpu.hardware import choose
 from lowgpu.initialize import initial_values, values_network_of
 from lowgpu.policy import Policy
 from lowgpu.pools import allocate
-from lowgpu_kernels import dqn_update, launch, mlp_forward, target_move
+from lowgpu_kernels import dqn_rounds, dqn_update, launch, mlp_forward, target_move
 from lowgpu_kernels.arrays import Buffer
 from lowgpu_kernels.ops.replay.replay_write import spec_sums
 from tests.test_ppo import CARTPOLE, MARKET, ROWS, data, go_on
@@ -160,8 +160,12 @@ def test_learning_starts_with_the_round_that_reaches_it(learning_starts, done):
         assert trainer.buffers.step[0] == updates
 
 
-def moves_of(trainer):
-    """Clocks at which an iteration's calls of target_move changed the target."""
+def moves_of(**changes):
+    """Clocks at which an iteration's calls of target_move changed the target.
+
+    Where replay is prioritized a round is op after op; dqn_rounds gives what these give.
+    """
+    trainer = trainer_of(learning_starts=0, prioritized=True, **changes)
     b, at = trainer.buffers, []
 
     def watched(op, *arrays, **given):
@@ -178,17 +182,16 @@ def moves_of(trainer):
 
 
 def test_a_target_that_moves_every_501_steps_moves_10_times_in_5010_steps_of_training_every_10():
-    small = {"envs": 1, "train_every": 10, "rounds": 501, "learning_starts": 0, "hidden": (8,)}
-    at = moves_of(trainer_of(**small, target_every=501))
+    small = {"envs": 1, "train_every": 10, "rounds": 501, "hidden": (8,)}
+    at = moves_of(**small, target_every=501)
     assert len(at) == 10
     # Made at once after the last update before 501, 1002 and so on up to 5010.
     assert at == [501 * k // 10 * 10 for k in range(1, 11)]
 
 
 def test_intervals_count_the_steps_of_all_environments():
-    trainer = trainer_of(learning_starts=0, rounds=15, target_every=30)
     # Steps 30, 60, 90 and 120, of four environments each; moved after the updates at 24, 56, 88, 120.
-    assert moves_of(trainer) == [6, 14, 22, 30]
+    assert moves_of(rounds=15, target_every=30) == [6, 14, 22, 30]
 
 
 @rules(deadline=None)
@@ -248,12 +251,15 @@ def test_epsilon_is_reported_and_is_what_all_environments_act_by():
         assert epsilons == pytest.approx([2 / 3, 1 / 3, 0]) and min(counts) > 0
 
 
-def test_a_batch_larger_than_the_replay_is_drawn_with_replacement():
-    trainer = trainer_of(envs=1, train_every=3, capacity=3, batch=8, learning_starts=3, rounds=1)
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_a_batch_larger_than_the_replay_is_drawn_with_replacement(prioritized):
+    small = {"envs": 1, "train_every": 3, "capacity": 3, "batch": 8, "rounds": 1}
+    trainer = trainer_of(**small, learning_starts=3, prioritized=prioritized)
     reports = go_on(trainer, 5)
-    assert all(np.isfinite(r.figures["loss"]) for r in reports)
-    index = trainer.buffers.index
-    assert index.shape == (1, 8) and set(index.ravel()) <= {0, 1, 2}
+    assert all(np.isfinite(r.figures["loss"]) for r in reports) and trainer.buffers.step[0] == 5
+    if prioritized:
+        index = trainer.buffers.index
+        assert index.shape == (1, 8) and set(index.ravel()) <= {0, 1, 2}
 
 
 def test_importance_weights_follow_the_schedule_of_the_run():
@@ -264,7 +270,8 @@ def test_importance_weights_follow_the_schedule_of_the_run():
         op(*arrays, **given)
         if op is dqn_update:
             beta = 0.4 + 0.6 * int(b.clock[0]) / 100
-            want = (b.least.min(axis=1, keepdims=True) / b.drawn) ** beta
+            drawn = b.priority[b.index]
+            want = (drawn.min(axis=1, keepdims=True) / drawn) ** beta
             np.testing.assert_allclose(b.row_weight, want, 1e-4)
             assert arrays[12] is b.row_weight
             seen.append(b.row_weight.min())
@@ -332,7 +339,8 @@ def test_the_presets_of_classic_control_are_the_published_ones(env, device):
     preset = config.preset_of(env, "dqn", device)
     chosen = config.from_dict(config.merge(preset, {"env": env, "algo": "dqn", "device": device}))
     own = dataclasses.asdict(chosen.trainer)
-    for name in ("seed", "rounds", "checkpoints", "save_replay", "huber", "alpha", "priority_eps"):
+    ours = "seed", "rounds", "checkpoints", "save_replay", "huber", "alpha", "priority_eps"
+    for name in (*ours, "accumulate"):
         del own[name]
     assert own == {
         "total_steps": 500_000,
@@ -383,7 +391,7 @@ def test_the_target_interval_survives_saving_and_loading_four_times():
     for _ in range(4):
         settings = config.from_dict(tomllib.loads(config.to_toml(config.to_dict(settings))))
         ops = DQN.settings_of(settings.dqn, CARTPOLE, values_network_of(settings.dqn, CARTPOLE))
-        assert settings.dqn.target_every == ops[target_move]["every"] == 2500
+        assert settings.dqn.target_every == ops[dqn_rounds]["target_every"] == 2500
 
 
 @pytest.mark.parametrize("changes", [{}, EVERYTHING], ids=["plain", "everything"])
@@ -404,7 +412,7 @@ def test_a_plan_for_a_gpu_holds_37_bytes_a_transition_and_the_working_memory_of_
     settings = config.from_dict(config.preset_of("market", "dqn", "cuda")).dqn
     with launch.recording(launch.KNOWN["H200"]):
         plan = plan_of(settings, make("market"), 1_000_000, "cuda")
-    assert {n for n in plan.declared if "." in n} >= {f"dqn_update.{n}" for n in dqn_update.scratch}
+    assert {n for n in plan.declared if "." in n} >= {f"dqn_rounds.{n}" for n in dqn_rounds.scratch}
     kept = sum(b.nbytes for n, b in plan.declared.items() if n.startswith("kept"))
     assert kept == 37 * 2**20
     large = dataclasses.replace(settings, capacity=100_003_840)

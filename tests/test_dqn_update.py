@@ -93,8 +93,28 @@ def test_the_emulated_calls_take_tiles_of_every_size_in_one_and_in_several_round
     ]
     assert {tile.resident for tile, *_ in tiles} == {True, False}
     assert {tile.rows for tile, *_ in tiles} >= {64, 32}
-    rounds = {-(-tile.tiles(batch) // tile.grid(batch, on)) for tile, batch, on in tiles}
+    rounds = {
+        -(-tile.tiles(batch) // tile.grid(tile.tiles(batch), on)) for tile, batch, on in tiles
+    }
     assert 1 in rounds and max(rounds) > 2
+
+
+@pytest.mark.parametrize("precision, count", [("float32", 5), ("bfloat16", 3)])
+def test_a_minibatch_in_parts_has_the_bits_of_one_that_is_whole(precision, count):
+    env, network, _, on, double = EMULATED[4]
+    calls = [
+        drawn(env, network, 1300, precision, 2, double=double, accumulate=parts)
+        for parts in (1, count)
+    ]
+    with launch.recording(on):
+        whole, parts = (
+            dqn_update.scratch_specs({d.name: n for d, n in sizes.items()}, params)
+            for _, params, sizes in calls
+        )
+    assert parts["partials"][0][0] < whole["partials"][0][0] and not whole["carried"][0][0]
+    once, again = (emulated(*call, on) for call in calls)
+    assert_same_bits(once, again, "the minibatch was taken in parts")
+    dqn_update.verify(again, *calls[1][:2], None)
 
 
 @pytest.mark.parametrize("env, network, batch, updates, sms, double", GROUPED, ids=named)
@@ -280,7 +300,7 @@ def test_the_markets_kernels_keep_to_registers_and_use_tensor_cores(precision, p
 
 
 @pytest.mark.parametrize(
-    "double, batch, share", ((True, 8192, 1), (False, 4096, 2), (True, 230, 4))
+    "double, batch, share", ((True, 8192, 1), (True, 65536, 1), (False, 4096, 2), (True, 230, 4))
 )
 def test_the_kernel_of_all_updates_keeps_to_registers_and_its_products_overlap(
     double, batch, share

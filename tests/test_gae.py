@@ -8,9 +8,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import lowgpu_kernels.ops.advantage.gae as module
+from lowgpu.envs.check_code import CALL, FLOAT64
 from lowgpu_kernels import gae, launch
 from lowgpu_kernels.arrays import Buffer
+from lowgpu_kernels.compile import disassemble
 from lowgpu_kernels.dims import E, T
+from tests.emulator import emulating
 from tests.harness import arrays_for, assert_agrees, run_launcher, run_numpy
 from tests.test_gpu import run_gpu
 
@@ -175,7 +178,8 @@ def test_no_advantages_have_moments_of_zero(shape):
     np.testing.assert_array_equal(got.moments, [0, 0])
 
 
-# Which kernel runs, and that it is right: the simulator and a GPU run both at every size.
+# Which kernel runs, and that it is right: the simulator runs the one in Numba, the emulator those in
+# CUDA C, a GPU all at every size.
 
 
 def launched(part, steps, envs):
@@ -195,25 +199,31 @@ def launched(part, steps, envs):
 recorded = pytest.mark.skipif(launch.SIMULATED, reason="the simulator runs what it is given")
 
 
+def name_of(kernel):
+    return kernel.entry or kernel.function.__name__
+
+
 @recorded
 @pytest.mark.parametrize(
     "part, steps, envs, kernel, grid, threads",
     [
-        ("H200", 9, 124 * 132, "gae_kernel", 128, 128),
-        ("H200", 9, 124 * 132 - 1, "gae_scan_kernel", 512, 64),
-        ("H200", 8, 32, "gae_kernel", 1, 128),
-        ("H200", 128, 33, "gae_scan_kernel", 2, 512),
-        ("H200", 9, 1, "gae_scan_kernel", 1, 32),
-        ("H200", 4100, 4, "gae_scan_kernel", 1, 512),
-        ("L4", 9, 16384, "gae_kernel", 128, 128),
+        ("H200", 17, 186 * 132, "gae_kernel", 192, 128),
+        ("H200", 17, 186 * 132 - 1, "gae_scan_kernel", 768, 64),
+        ("H200", 16, 32, "gae_kernel", 1, 128),
+        ("H200", 128, 33, "gae_scan_kernel", 2, 256),
+        ("H200", 17, 1, "gae_scan_kernel", 1, 32),
+        ("H200", 4100, 4, "gae_scan_kernel", 1, 256),
+        ("L4", 17, 16384, "gae_kernel", 128, 128),
     ],
 )
 def test_many_environments_get_a_thread_each_and_few_long_ones_a_scan(
     part, steps, envs, kernel, grid, threads
 ):
     made = launched(part, steps, envs)
-    found = [(m.kernel.function.__name__, m.grid[0], m.block[0]) for m in made]
-    assert found == [(kernel, grid, threads), ("moments_kernel", 1, 256)]
+    found = [(name_of(m.kernel), m.grid[0], m.block[0]) for m in made]
+    wide = kernel == "gae_kernel"
+    merge = ("moments_kernel", 1, 256) if wide else ("gae_merge_kernel", 1, 128)
+    assert found == [(kernel, grid, threads), merge]
 
 
 @recorded
@@ -224,7 +234,96 @@ def test_131072_environments_run_in_one_wave_of_an_h200():
     assert resident.blocks_per_sm * h200.sms >= made.grid[0]
 
 
-# A tile of the scan is then 4 chunks of 8 steps.
+@recorded
+@pytest.mark.parametrize("part, overlaps", [("A100", False), ("L4", False), ("H200", True)])
+def test_both_launches_of_few_environments_may_begin_early_where_launches_overlap(
+    monkeypatch, part, overlaps
+):
+    found = []
+    monkeypatch.setattr(launch, "launch", lambda *_, early=None: found.append(early))
+    launched(part, 128, 4096)
+    # Nothing is read early: an array without elements.
+    assert [e is not None for e in found] == [overlaps] * 2
+    assert all(e.size == 0 and e.address == 0 for e in found if e is not None)
+
+
+@recorded
+@pytest.mark.parametrize("limits", (False, True))
+@pytest.mark.parametrize("part", ("A100", "L4", "H200"))
+def test_the_kernels_for_few_environments_keep_to_registers(part, limits):
+    on = launch.KNOWN[part]
+    overlaps = part == "H200"
+    scan, merge = (module.scan_kernel(name, overlaps, limits) for name in ("scan", "merge"))
+    binary = scan.binary(on.architecture)
+    for kernel, threads in ((scan, module.SCAN_THREADS), (merge, module.MERGE_THREADS)):
+        found = binary.kernel(kernel.entry)
+        assert found.spill_stores + found.spill_loads + found.stack == 0
+        resident = launch.occupancy(found, threads, 0, on).blocks_per_sm
+        assert resident >= (1 if limits else 2)
+    code = disassemble(binary)
+    assert not FLOAT64.search(code) and not CALL.search(code)
+    for entry in (scan.entry, merge.entry):
+        body = code.partition(f".text.{entry}:")[2].partition(".text.")[0]
+        before, wait, after = body.partition("ACQBULK")
+        assert bool(wait) == overlaps and "LDG" in body
+        if overlaps:  # no global memory before the wait, and the next grid begins after it
+            assert "LDG" not in before and "STG" not in before
+            assert "PREEXIT" in after and "PREEXIT" not in before
+
+
+# Steps of one tile are 16 a chunk: parts of one, a whole one less a step, and parts of several.
+RAGGED = [*product((17, 31, 32, 33, 65, 81), (1, 3, 5)), (127, 7), (128, 32), (129, 33), (8191, 2)]
+RAGGED += [(257, 133), (513, 100), (1025, 4)]
+
+
+@recorded
+@pytest.mark.parametrize("limits", (False, True))
+def test_the_emulated_scan_agrees_with_the_spec_at_ragged_sizes_in_either_order(limits):
+    for steps, envs in RAGGED:
+        inputs, params, sizes = drawn(steps, envs, limits)
+        bits = []
+        for backwards in (False, True):
+            got = run_emulated(gae, inputs, params, sizes, backwards)
+            assert_agrees(gae, got, inputs, params, sizes)
+            bits.append(b"".join(got[name].tobytes() for name in got))
+        assert bits[0] == bits[1]
+
+
+def run_emulated(op, inputs, params, sizes, backwards=False):
+    with emulating(launch.KNOWN["H200"], backwards):
+        return run_launcher(op, inputs, params, sizes)
+
+
+@recorded
+@pytest.mark.parametrize("chunks", (1, 2, 3, 4, 5))
+def test_the_emulated_scan_is_right_at_every_number_of_tiles(monkeypatch, chunks):
+    """Tiles of 4 chunks of 16 steps: parts of a tile, whole ones, and a step more."""
+    monkeypatch.setattr(module, "shape_of", lambda *_: (8, 4))
+    for steps in (64 * chunks - 1, 64 * chunks, 64 * chunks + 1):
+        inputs, params, sizes = drawn(steps, 13, limits=steps % 2 == 0)
+        got = run_emulated(gae, inputs, params, sizes)
+        assert_agrees(gae, got, inputs, params, sizes)
+
+
+@recorded
+def test_the_emulated_moments_keep_a_small_deviation_beside_a_large_step():
+    """A reward at the very end of each rollout: the one large advantage is where distances start."""
+    inputs, params, sizes = drawn(300, 40, limits=False)
+    params |= {"lam": np.float32(0), "gamma": np.float32(0)}
+    inputs["value"][:] = 0
+    inputs["reward"][:] = 0
+    inputs["reward"][-1] = 0.1
+    inputs["terminated"][:] = False
+    got = run_emulated(gae, inputs, params, sizes)
+    wide = got["advantage"].astype("f8")
+    assert abs(got["moments"][0] - wide.mean()) < 2.0**-23 * 0.1  # a rounding of the largest
+    np.testing.assert_allclose(got["moments"][1], wide.std(), rtol=2e-6)
+    inputs["reward"][:] = 1 / 3
+    got = run_emulated(gae, inputs, params, sizes)
+    np.testing.assert_array_equal(got["moments"], [np.float32(1 / 3), 0])
+
+
+# A tile of the scan is then 4 chunks of 16 steps.
 SHAPES = {"gae_kernel": (32, 1), "gae_scan_kernel": (8, 4)}
 either_kernel = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 simulated = pytest.mark.skipif(
@@ -233,10 +332,9 @@ simulated = pytest.mark.skipif(
 
 
 @simulated
-@either_kernel
 @pytest.mark.parametrize("steps, envs", [*product((1, 7, 8, 9, 16, 17, 41), (1, 3, 32, 33))])
-def test_either_simulated_kernel_agrees_with_the_spec(monkeypatch, shape, steps, envs):
-    monkeypatch.setattr(module, "shape_of", lambda *_: shape)
+def test_the_simulated_kernel_agrees_with_the_spec(monkeypatch, steps, envs):
+    monkeypatch.setattr(module, "shape_of", lambda *_: SHAPES["gae_kernel"])
     inputs, params, sizes = drawn(steps, envs, limits=(steps + envs) % 2 == 0)
     assert_agrees(gae, run_launcher(gae, inputs, params, sizes), inputs, params, sizes)
 
@@ -253,11 +351,18 @@ def assert_a_nan_stays_behind_an_end(run):
 
 
 @simulated
-@either_kernel
-def test_a_simulated_nan_behind_a_termination_stays_there(monkeypatch, shape):
+def test_a_simulated_nan_behind_a_termination_stays_there(monkeypatch):
+    """Case A4."""
+    monkeypatch.setattr(module, "shape_of", lambda *_: SHAPES["gae_kernel"])
+    assert_a_nan_stays_behind_an_end(run_launcher)
+
+
+@recorded
+@pytest.mark.parametrize("shape", [(8, 4), (32, 8), (4, 8)])
+def test_an_emulated_nan_behind_a_termination_stays_there(monkeypatch, shape):
     """Case A4, also where a whole chunk lies between the NaN and what it must not reach."""
     monkeypatch.setattr(module, "shape_of", lambda *_: shape)
-    assert_a_nan_stays_behind_an_end(run_launcher)
+    assert_a_nan_stays_behind_an_end(run_emulated)
 
 
 @pytest.mark.gpu

@@ -1,15 +1,18 @@
 """DQN on a GPU: repeatable bit for bit, resumed bit for bit, and as on the CPU in float32."""
 
 import dataclasses
+from unittest import mock
 
 import numpy as np
 import pytest
 
+from bench import dqn as bench
 from lowgpu.config import DQNConfig, from_dict, merge, preset_of
 from lowgpu.dqn import DQN
 from lowgpu.dqn_plan import plan_of
 from lowgpu.envs import make
 from lowgpu.pools import allocate
+from lowgpu_kernels.ops.dqn import dqn_rounds_launch
 
 pytestmark = pytest.mark.gpu
 
@@ -108,7 +111,7 @@ def test_a_replay_draws_new_numbers():
     trainer, seen = market(), []
     for _ in range(4):
         after(trainer, 1)
-        seen.append(trainer.buffers.action.get().tobytes())
+        seen.append(trainer.buffers.kept_mark.get().tobytes())
     assert len(set(seen)) == 4
 
 
@@ -138,3 +141,28 @@ def test_the_plan_is_what_is_allocated():
     taken = free - cupy.cuda.runtime.memGetInfo()[0]
     assert arrays.slab.nbytes == plan.nbytes
     assert taken <= max(1.1 * plan.nbytes, 4 << 20)
+
+
+ROUNDS = pytest.mark.parametrize(
+    "envs, batch, updates", [(256, 230, 1), (100, 129, 3), (4096, 8192, 2), (20_000, 20_000, 1)]
+)
+
+
+def rounds_of(envs, batch, updates, rounds, calls):
+    training = bench.Training.on_gpu(envs, batch, updates, rounds)
+    for _ in range(calls):
+        training.iterations()
+    training.wait()
+    return {n: a.get() for n, a in training.buffers.items()}
+
+
+@ROUNDS
+def test_rounds_of_one_launch_are_launches_of_a_round_and_the_ops_in_turn(envs, batch, updates):
+    shape = envs, batch, updates
+    whole = rounds_of(*shape, rounds=6, calls=1)
+    assert whole["step"][0] == 6 * updates and not whole["head"][2]
+    same(rounds_of(*shape, rounds=6, calls=1), whole)
+    same(rounds_of(*shape, rounds=1, calls=6), whole)
+    with mock.patch.object(dqn_rounds_launch, "_grid_of", lambda _: None):
+        apart = rounds_of(*shape, rounds=6, calls=1)
+    same(apart, whole)

@@ -305,6 +305,29 @@ if why_not is None:
 """
 
 
+FORK = """
+import os
+import lowgpu, lowgpu_kernels, lowgpu.__main__, lowgpu.runs
+child = os.fork()
+if not child:
+    from lowgpu.config import PPOConfig
+    from lowgpu.envs import make
+    from lowgpu.ppo import PPO
+    # A child can use CUDA only where its parent had not begun to.
+    trainer = PPO(PPOConfig(total_steps=1000, hidden=(8,)), make("cartpole"), kind="cuda")
+    trainer.advance()
+    os._exit(0 if trainer.drain().iteration == 1 else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+
+
+@pytest.mark.gpu
+def test_a_process_forked_after_importing_can_use_the_gpu():
+    """Case S7."""
+    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.gpu
 def test_importing_makes_no_cuda_context():
     done = subprocess.run([sys.executable, "-c", CONTEXT], capture_output=True, text=True)

@@ -9,11 +9,9 @@ import pytest
 
 from lowgpu.envs.check_code import CALL, FLOAT64
 from lowgpu_kernels import int8_gemm, int8_gemm_requantized, int8_gemm_scaled, launch
-from lowgpu_kernels.arrays import Buffer
 from lowgpu_kernels.compile import cuda_c, disassemble
 from lowgpu_kernels.dims import X, Y, Z
 from lowgpu_kernels.ops.int8.gemm_tile import NARROW, WIDE, WarpTile, gemm_tile, splits_of
-from lowgpu_kernels.tensor_map import TensorMap
 from tests.emulator import emulating
 from tests.harness import arrays_for, assert_agrees, poisoned_outputs
 
@@ -285,25 +283,6 @@ def test_warp_kernels_keep_to_registers_and_use_tensor_cores(part, rows, width):
     assert fits.blocks_per_sm >= tile.blocks_a_sm
     code = disassemble(binary)
     assert "IMMA.16832.S8.S8" in code and ("LDGSTS" in code) == (width > 1)
-
-
-def test_a_tensor_map_lies_where_the_kernel_reads_it():
-    packed = {}
-
-    def driver(address, *rest):
-        pointers = (launch.ctypes.c_void_p * 5).from_address(rest[8])
-        packed["offsets"] = [p - pointers[0] for p in pointers]
-        packed["bytes"] = launch.ctypes.string_at(pointers[0], 392)
-
-    a = Buffer(0x7000, (300, 64), np.dtype("int8"))
-    args = (np.int32(5), TensorMap(a, 128), None, np.float32(2), a)
-    plan = launch._Plan(mock.Mock(address=1, shared=0), args, numba=False)
-    plan.driver_launch = driver
-    with mock.patch.object(TensorMap, "encoded", lambda self: bytes(range(128))):
-        plan((1, 1, 1), (32, 1, 1), args, 0)
-    assert packed["offsets"] == [0, 128, 256, 264, 272]
-    assert packed["bytes"][128:256] == bytes(range(128))
-    assert packed["bytes"][272:280] == (0x7000).to_bytes(8, "little")
 
 
 @pytest.mark.gpu

@@ -14,9 +14,13 @@ import pytest
 from rich.console import Console
 
 from lowgpu import __main__, hardware, metrics, monitor, runs
+from lowgpu.config import DQNConfig
+from lowgpu.dqn import DQN
+from lowgpu.loader import DoubleBufferedLoader
 from lowgpu.metrics import ProgressLine
 from lowgpu.monitor import Monitor, Sample, Tally
 from lowgpu.ppo import PPO, TrainingError
+from lowgpu.prefetch import EpochPrefetcher
 from tests.test_command_line import SMALL, cli, lines_of, one_thread  # noqa: F401
 from tests.test_ppo import CARTPOLE, trainer_of
 
@@ -24,6 +28,8 @@ SMALL_GPU, LARGE_GPU = (
     "GPU-11111111-0000-0000-0000-000000000000",
     "GPU-22222222-0000-0000-0000-00000000ab08",
 )
+TINY_DQN = DQNConfig(envs=4, capacity=120, batch=16, learning_starts=0, train_every=8, rounds=2)
+SLICE = "MIG-33333333-0000-0000-0000-000000000000"  # of the large one
 
 
 class NVMLError(Exception):
@@ -31,18 +37,21 @@ class NVMLError(Exception):
 
 
 class FakeNVML:
-    """Two GPUs in NVML's order; every reading of utilization takes the next of `busy`, then the last."""
+    """Two GPUs in NVML's order and a slice of the second, of which only memory can be asked.
+
+    Every reading of utilization takes the next of `busy`, then the last.
+    """
 
     NVMLError = NVMLError
     NVML_CLOCK_SM, NVML_CLOCK_MEM = 1, 2
-    memory = {SMALL_GPU: 8 << 30, LARGE_GPU: 80 << 30}  # noqa: RUF012
+    memory = {SMALL_GPU: 8 << 30, LARGE_GPU: 80 << 30, SLICE: 10 << 30}  # noqa: RUF012
 
     def __init__(self, busy=(97,), fails=()):
         self.busy, self.fails, self.open, self.threads = list(busy), set(fails), 0, set()
         self.readings = 0
 
-    def _maybe_fail(self, name):
-        if name in self.fails:
+    def _maybe_fail(self, name, handle=None):
+        if name in self.fails or handle == SLICE:
             raise NVMLError(f"{name}: Not Supported")
 
     def nvmlInit(self):
@@ -57,10 +66,13 @@ class FakeNVML:
             raise NVMLError("Not Found")
         return uuid
 
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle):
+        return {SLICE: LARGE_GPU}[handle]
+
     def nvmlDeviceGetUtilizationRates(self, handle):
         self.readings += 1
         self.threads.add(threading.current_thread().name)
-        self._maybe_fail("nvmlDeviceGetUtilizationRates")
+        self._maybe_fail("nvmlDeviceGetUtilizationRates", handle)
         return SimpleNamespace(gpu=self.busy.pop(0) if len(self.busy) > 1 else self.busy[0])
 
     def nvmlDeviceGetMemoryInfo(self, handle):
@@ -68,11 +80,11 @@ class FakeNVML:
         return SimpleNamespace(used=self.memory[handle])
 
     def nvmlDeviceGetPowerUsage(self, handle):
-        self._maybe_fail("nvmlDeviceGetPowerUsage")
+        self._maybe_fail("nvmlDeviceGetPowerUsage", handle)
         return 412_500
 
     def nvmlDeviceGetClockInfo(self, handle, which):
-        self._maybe_fail("nvmlDeviceGetClockInfo")
+        self._maybe_fail("nvmlDeviceGetClockInfo", handle)
         return {self.NVML_CLOCK_SM: 1980, self.NVML_CLOCK_MEM: 3201}[which]
 
 
@@ -190,7 +202,11 @@ def test_a_figure_that_the_device_does_not_give_is_none_and_the_others_are_there
     assert "not given" in str(seen)
 
 
-def driver_of(uuids, failing=None):
+def raw(uuid):
+    return bytes.fromhex(uuid[4:].replace("-", ""))
+
+
+def driver_of(uuids, failing=None, **more):
     """Stands for cuda.bindings.driver: (error, result) of every call, 0 being no error."""
 
     def answer(name, *results):
@@ -202,23 +218,47 @@ def driver_of(uuids, failing=None):
         cuDeviceGetUuid=lambda device: answer(
             "cuDeviceGetUuid", SimpleNamespace(bytes=uuids[device])
         ),
+        **more,
     )
 
 
-def with_driver(monkeypatch, driver):
+def with_driver(monkeypatch, driver, name=b"NVIDIA A100 80 GB"):
     cuda = ModuleType("cupy.cuda")
-    cuda.runtime = SimpleNamespace(getDevice=lambda: 0)
+    cuda.runtime = SimpleNamespace(
+        getDevice=lambda: 0, getDeviceProperties=lambda index: {"name": name}
+    )
     monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
     monkeypatch.setitem(sys.modules, "cuda.bindings", SimpleNamespace(driver=driver))
 
 
 # As with CUDA_VISIBLE_DEVICES=1: what CUDA counts as its first device is NVML's second.
 def test_the_device_is_that_of_cuda_whatever_nvml_numbers_first(monkeypatch):
-    raw = bytes.fromhex(LARGE_GPU.removeprefix("GPU-").replace("-", ""))
-    with_driver(monkeypatch, driver_of({"device 0": raw}))
+    with_driver(monkeypatch, driver_of({"device 0": raw(LARGE_GPU)}))
     with Monitor(monitor.current_uuid(), 1000, FakeNVML()) as watch:
         until(lambda: watch.latest is not None)
     assert watch.latest.memory_nbytes == 80 << 30
+
+
+@pytest.mark.parametrize("bindings", ["one question", "two questions"])
+def test_a_slice_is_watched_by_its_own_uuid_and_its_clocks_are_its_board_s(monkeypatch, bindings):
+    driver = driver_of({"device 0": raw(SLICE)})
+    if bindings == "two questions":  # of which the older one gives the board's
+        newer = driver.cuDeviceGetUuid
+        driver = driver_of({"device 0": raw(LARGE_GPU)}, cuDeviceGetUuid_v2=newer)
+    with_driver(monkeypatch, driver, b"NVIDIA A100 80 GB MIG 1g.10gb")
+    assert monitor.current_uuid() == SLICE
+    with Monitor(monitor.current_uuid(), 1000, FakeNVML()) as watch:
+        until(lambda: watch.latest is not None)
+    assert watch.latest == Sample(None, 10 << 30, 412.5, 1980, 3201)
+    assert watch.summary().utilization is None and "not given" in str(watch.summary())
+
+
+def test_a_slice_of_which_cuda_gives_the_board_s_uuid_is_watched_as_its_board(monkeypatch):
+    with_driver(monkeypatch, driver_of({"device 0": raw(LARGE_GPU)}), b"NVIDIA A100 MIG 1g.10gb")
+    nvml = FakeNVML()
+    with Monitor(monitor.current_uuid(), 1000, nvml) as watch:
+        until(lambda: watch.latest is not None)
+    assert watch.latest.memory_nbytes == 80 << 30 and nvml.open == 0
 
 
 @pytest.mark.parametrize("call", ["cuInit", "cuDeviceGet", "cuDeviceGetUuid"])
@@ -299,13 +339,25 @@ GPU_FIGURES = {f"gpu_{name}" for name in vars(Sample())}
 
 def watched_by(nvml, monkeypatch):
     """The command line takes the CPU for a GPU that this NVML knows."""
-    monkeypatch.setattr(__main__, "_monitor", lambda chosen: Monitor(LARGE_GPU, 1000, nvml))
+    monkeypatch.setattr(__main__, "_monitor", lambda *_: Monitor(LARGE_GPU, 1000, nvml))
 
 
-def test_a_run_writes_what_the_monitor_sees_and_sums_it_up(cli, tmp_path, monkeypatch):  # noqa: F811
+DQN_RUN = (
+    *("--env", "cartpole", "--device", "cpu", "--algo", "dqn", "--set", "cartpole.episodes=5"),
+    *("--set", "learning_starts=100", "--set", "hidden=[8]", "--set", "max_steps=20"),
+)
+
+
+@pytest.mark.parametrize("arguments", [SMALL, DQN_RUN], ids=["ppo", "dqn"])
+def test_a_run_writes_what_the_monitor_sees_and_sums_it_up(
+    cli,  # noqa: F811
+    tmp_path,
+    monkeypatch,
+    arguments,
+):
     nvml = FakeNVML()
     watched_by(nvml, monkeypatch)
-    result = cli("train", *SMALL, "--steps", "9600", "--run", "r", "--json")
+    result = cli("train", *arguments, "--steps", "9600", "--run", "r", "--json")
     assert result.exit_code == 0, result.stderr
     gpu = json.loads(result.stdout)["gpu"]
     assert gpu["utilization"] == 97 and gpu["memory_nbytes"] == 80 << 30
@@ -356,6 +408,31 @@ def test_a_run_on_a_cpu_has_the_figures_as_none_and_says_nothing(cli, tmp_path):
         assert [line[name] for name in GPU_FIGURES] == [None] * len(GPU_FIGURES)
 
 
+@pytest.mark.parametrize(
+    "given, hertz", [((), 5), (("--hertz", "20"), 20), (("--hertz", "0"), None)]
+)
+def test_the_rate_of_samples_is_chosen_and_0_takes_none(cli, monkeypatch, given, hertz):  # noqa: F811
+    made, of = [], __main__._monitor
+    monkeypatch.setattr(monitor, "current_uuid", lambda: LARGE_GPU)
+
+    def watched(chosen, hertz):
+        made.append(of(replace(chosen, kind="cuda"), hertz))
+        made[-1]._nvml = FakeNVML()
+        return made[-1]
+
+    monkeypatch.setattr(__main__, "_monitor", watched)
+    result = cli("train", *SMALL, *given, "--run", "r")
+    assert result.exit_code == 0 and "note" not in result.stderr
+    (watch,) = made
+    assert (watch.uuid, watch.period) == ((LARGE_GPU, 1 / hertz) if hertz else (None, 1 / 5))
+    assert (watch.latest is None) == (hertz is None)
+
+
+@pytest.mark.parametrize("hertz", ["-1", "1001", "x"])
+def test_a_rate_out_of_range_is_bad_input(cli, hertz):  # noqa: F811
+    assert cli("train", *SMALL, "--hertz", hertz).exit_code == 2
+
+
 def test_a_gpu_without_nvml_is_said_once_and_trains(cli, tmp_path, monkeypatch):  # noqa: F811
     watched_by(FakeNVML(fails=["nvmlInit"]), monkeypatch)
     chosen = hardware.choose("cpu")
@@ -402,16 +479,32 @@ def ranges(monkeypatch):
     monitor._annotate.cache_clear()
 
 
-def test_every_op_of_an_iteration_is_a_range(ranges):
-    trainer = trainer_of(CARTPOLE)
+def ranges_of(names):
+    return [part for name in names for part in (name, f"/{name}")]
+
+
+@pytest.mark.parametrize("algo, first", [("ppo", "rollout"), ("dqn", "experience")])
+def test_every_op_of_an_iteration_is_a_range(ranges, algo, first):
+    trainer = trainer_of(CARTPOLE) if algo == "ppo" else DQN(TINY_DQN, CARTPOLE)
+    ranges.clear()  # DQN's loops are compiled by a dry run
     called = []
     trainer.walk(lambda op, *arrays, **given: called.append(str(op)))
-    assert called[0] == "rollout"
+    assert called[0] == first and {str(op) for op in trainer._settings} == {*called}
     trainer.advance()
     trainer.drain()
-    inside = [part for name in called for part in (name, f"/{name}")]
-    wait = ["wait for figures", "/wait for figures"]
-    assert ranges == ["iteration", *inside, "/iteration", *wait]
+    inside = ranges_of(called)
+    assert ranges == ["iteration", *inside, "/iteration", *ranges_of(["wait for figures"])]
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_every_stage_of_the_feed_is_a_range(ranges, ahead):
+    batches = list(np.ones((3, 4), np.float32))
+    assert len(list(DoubleBufferedLoader(batches, kind="cpu", ahead=ahead))) == 3
+    # A last read finds no more.
+    assert ranges == ranges_of(["read batch", "fill batch"] * 3 + ["read batch"])
+    ranges.clear()
+    assert list(EpochPrefetcher(abs, 2, ahead=int(ahead))) == [0, 1]
+    assert ranges == ranges_of(["compute epoch"] * 2)
 
 
 def test_without_nvtx_a_stage_is_nothing(monkeypatch):

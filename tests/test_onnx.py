@@ -11,6 +11,7 @@ from lowgpu.quantization.onnx_export import OnnxError, onnx_model
 from lowgpu_kernels.ops.int8.quantized_network import quantized_views
 from lowgpu_kernels.ops.mlp.examples import draw_parameters
 from lowgpu_kernels.ops.mlp.network import Network
+from tests.test_quantization import rounded_once
 
 RELU = [
     (Network(8, ((3,),)), 2, 1),
@@ -53,6 +54,13 @@ def test_onnxruntime_gives_the_same_bits_for_relu(network, actions, copies):
         np.testing.assert_array_equal(output, wanted)
         best = np.where(np.isnan(wanted).any(1), -1, wanted[:, :actions].argmax(1))
         np.testing.assert_array_equal(action, best)
+
+
+def test_the_model_rounds_once_between_two_products_with_relu():
+    pytest.importorskip("onnx")
+    made, want = rounded_once()
+    output, _ = run(onnx_model(made, 8), np.zeros((1, 8), "f4"))
+    assert output[0, :3].tolist() == want
 
 
 def test_onnxruntime_is_within_a_level_a_layer_for_tanh():

@@ -24,6 +24,7 @@ from lowgpu_kernels.ops.ppo.update_tile import update_tile
 from lowgpu_kernels.ops.rollout.example import DRIFT, WALK
 from tests.emulator import emulating
 from tests.harness import arrays_for, run_launcher, run_numpy
+from tests.test_gpu import run_gpu
 from tests.updates import assert_same_bits, assert_tiles_fit, assert_whole_fits, lone_updates
 
 PRECISIONS = "float32", "bfloat16"
@@ -46,8 +47,8 @@ GROUPED = (  # sms: enough blocks for a thread to own little of the gradient
     (WALK, policy_network(24, 3, (32, 16)), 513, 3, 7),
     (WALK, policy_network(24, 3, (40, 24), "tanh"), 1, 2, 7),
     (DRIFT, policy_network(8, 2, (16,), "tanh", False), 129, 2, 9),
-    (DRIFT, Network(8, ((56, 24, 2), (1,))), 64, 1, 9),
-    (DRIFT, Network(8, ((3,),)), 127, 1, 3),
+    (DRIFT, Network(8, ((56, 24, 2), (1,))), 330, 1, 5),
+    (DRIFT, Network(8, ((3,),)), 130, 2, 4),
 )
 
 each_precision = pytest.mark.parametrize("precision", PRECISIONS)
@@ -103,6 +104,20 @@ def test_updates_in_one_launch_are_lone_updates_one_after_another_and_the_specs(
     lone_updates(ppo_update, run, whole, call, rows, results)
 
 
+@pytest.mark.gpu
+def test_a_gpus_blocks_add_up_several_tiles_and_agree_with_the_spec():
+    env = make("market")
+    network, batch = policy_network(env.width, env.actions), 64 * launch.device().sms + 513
+    whole = ppo_grid(env, network, batch, "bfloat16", launch.device())
+    if whole is None:
+        pytest.skip("needs warpgroups' products")
+    assert whole.several
+    inputs, params, sizes = drawn(env, network, batch, "bfloat16")
+    got, again = (run_gpu(ppo_update, inputs, params, sizes) for _ in range(2))
+    ppo_update.verify(got, inputs, params, None)
+    assert_same_bits(got, again, "the same call")
+
+
 def test_the_emulated_launches_share_tiles_in_every_way_and_add_tiles_up():
     shares = {}
     for env, network, batch, _, sms in GROUPED:
@@ -120,8 +135,35 @@ def test_the_emulated_calls_take_tiles_of_every_size_in_one_and_in_several_round
     ]
     assert {tile.resident for tile, *_ in tiles} == {True, False}
     assert {tile.rows for tile, *_ in tiles} == {64, 32, 16}
-    rounds = {-(-tile.tiles(batch) // tile.grid(batch, on)) for tile, batch, on in tiles}
+    rounds = {
+        -(-tile.tiles(batch) // tile.grid(tile.tiles(batch), on)) for tile, batch, on in tiles
+    }
     assert rounds == {1, 2, 3, 5}
+
+
+@each_precision
+def test_a_minibatch_in_parts_has_the_bits_of_one_that_is_whole_and_takes_less_memory(precision):
+    env, network, _, on = EMULATED[-1]
+    whole, *parts = (
+        drawn(env, network, 2000, precision, accumulate=count) for count in (1, 2, 3, 1000)
+    )
+    tiles = update_tile(network, 2000, precision, on).tiles(2000)
+
+    def held(params, sizes):
+        with launch.recording(on):
+            work = ppo_update.scratch_specs({d.name: n for d, n in sizes.items()}, params)
+        return work["partials"][0][0]
+
+    with emulating(on):
+        once = run_launcher(ppo_update, *whole)
+        # In whole eights of tiles, so that every sum has its terms in the same order.
+        assert held(*whole[1:]) == tiles > 24
+        for call, count in zip(parts, (-(-tiles // 16) * 8, -(-tiles // 24) * 8, 8)):
+            assert held(*call[1:]) == count < tiles
+            got = run_launcher(ppo_update, *call)
+            for name in ("gradient", "statistics"):
+                assert got[name].tobytes() == once[name].tobytes(), name
+    assert_first_update(once, *whole[:2])
 
 
 @each_precision
@@ -182,12 +224,19 @@ def test_one_row_gone_wrong_is_more_than_rounding_may_explain(precision, wrong):
         assert_first_update(got, inputs, params)
 
 
-def test_a_row_that_is_not_finite_is_counted_and_changes_nothing():
-    network = policy_network(8, 2, (16,))
-    inputs, params, sizes = drawn(DRIFT, network, 65, "bfloat16")
+@pytest.mark.parametrize(
+    "network, batch, on",
+    (
+        (policy_network(8, 2, (16,)), 65, FEW_SMS),
+        (GROUPED[3][1], GROUPED[3][2], replace(launch.KNOWN["H100"], sms=GROUPED[3][4])),
+    ),
+    ids=("three launches", "one"),
+)
+def test_a_row_that_is_not_finite_is_counted_and_changes_nothing(network, batch, on):
+    inputs, params, sizes = drawn(DRIFT, network, batch, "bfloat16")
     bad = {**inputs, "advantage": inputs["advantage"].copy(), "moments": None}
     bad["advantage"][inputs["index"][0, 64]] = np.inf
-    with emulating(FEW_SMS):
+    with emulating(on):
         emulated = run_launcher(ppo_update, bad, params, sizes)
     count = (inputs["index"] == inputs["index"][0, 64]).sum()
     assert emulated["statistics"][0, STATISTICS.index("non_finite_rows")] == count
@@ -211,7 +260,8 @@ def test_the_markets_kernels_keep_to_registers_and_use_tensor_cores(precision, p
 
 
 @pytest.mark.parametrize(
-    "name, batch, share", (("market", 2048, 4), ("market", 8192, 1), ("cartpole", 4096, 2))
+    "name, batch, share",
+    (("market", 2048, 4), ("market", 8192, 1), ("market", 65536, 1), ("cartpole", 4096, 2)),
 )
 def test_the_kernel_of_all_updates_keeps_to_registers_and_its_products_overlap(name, batch, share):
     on, env = launch.KNOWN["H200"], make(name)
@@ -236,6 +286,7 @@ def test_few_tiles_are_shared_by_as_many_blocks_as_have_a_part_and_many_leave_a_
     for batch in (0, 1, 2112, 2113, 4224, 4225, 8448, 8449, 65536):
         whole = ppo_grid(env, network, batch, "bfloat16", on)
         seen[batch] = whole.share, whole.vectors(batch)
+        assert whole.several == (batch > 8448)
     assert seen == {
         0: (4, 1),
         1: (4, 1),

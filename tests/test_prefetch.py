@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 
 from lowgpu.background import Background, FeedError
+from lowgpu.config import DQNConfig, PPOConfig
 from lowgpu.data import BarsError, sample
+from lowgpu.dqn import DQN
+from lowgpu.envs import make
+from lowgpu.ppo import PPO
 from lowgpu.prefetch import EpochPrefetcher, EpochWindows
 
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
@@ -51,6 +55,59 @@ def test_a_window_is_the_features_of_its_bars_alone_normalized_by_their_own_figu
     # Clipping at 10 takes a little off heavy tails.
     assert ((std > 0.5) | (epoch.normalizer.std == 0)).all()
     assert np.abs(epoch.table.features.mean(axis=0)).max() < 0.1
+
+
+ENV = make("market", episode=64)
+TRAINERS = {
+    "ppo": lambda *data: PPO(
+        PPOConfig(total_steps=10**6, envs=4, rollout_steps=16, minibatches=2, hidden=(8,)),
+        ENV,
+        *data,
+    ),
+    "dqn": lambda *data: DQN(
+        DQNConfig(envs=4, capacity=200, batch=8, learning_starts=24, train_every=8, rounds=4),
+        ENV,
+        *data,
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:features")
+@pytest.mark.parametrize("algo", TRAINERS)
+def test_a_trainer_goes_on_with_each_epoch_and_ends_the_same_as_inline(algo):
+    windows, ends = EpochWindows(sample(), LENGTH, seed=5), []
+    for ahead in (1, 0):
+        trainer = TRAINERS[algo](*windows(0).arrays(ENV))
+        before, kept = trainer.buffers.parameters.copy(), []
+        for epoch in EpochPrefetcher(windows, 3, ahead=ahead):
+            trainer.change_data(*epoch.arrays(ENV))
+            assert not trainer.buffers.running_length.any()
+            assert trainer.buffers.table[:, :51].tobytes() == epoch.table.features.tobytes()
+            if algo == "dqn":
+                assert trainer.buffers.head[1] == 0  # nothing kept of the window before
+            for _ in range(3):
+                trainer.advance()
+            trainer.drain()
+            kept.append(trainer.buffers.step[0])
+        # As many updates on each window: DQN fills its replay anew.
+        assert kept == [kept[0], 2 * kept[0], 3 * kept[0]] and kept[0] > 0
+        assert not np.array_equal(before, trainer.buffers.parameters)
+        ends.append({n: a.tobytes() for n, a in trainer.state()[0].items()})
+    assert ends[0] == ends[1]
+
+
+@pytest.mark.filterwarnings("ignore:features")
+def test_data_that_cannot_be_changed_to_is_refused():
+    windows = EpochWindows(sample(), LENGTH)
+    table, series = windows(0).arrays(ENV)
+    trainer = TRAINERS["ppo"](table, series)
+    with pytest.raises(ValueError, match=r"table must have shape \(.*for market, got"):
+        trainer.change_data(table[:-1], series)
+    with pytest.raises(ValueError, match="series must have shape"):
+        trainer.change_data(table, None)
+    trainer.advance()
+    with pytest.raises(RuntimeError, match=r"call drain\(\) first"):
+        trainer.change_data(table, series)
 
 
 def test_where_windows_lie_is_a_function_of_seed_and_epoch_alone_and_reaches_everywhere():

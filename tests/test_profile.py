@@ -20,7 +20,8 @@ from lowgpu_kernels import gae, launch, minibatch_moments, observe
 from lowgpu_kernels.dims import F32, M, N, Outputs
 from lowgpu_kernels.op import OPS, op
 from tests.test_command_line import SMALL, cli, one_thread  # noqa: F401
-from tests.test_ppo import CARTPOLE, MARKET, TINY, trainer_of
+from tests.test_dqn import trainer_of as dqn_of
+from tests.test_ppo import CARTPOLE, MARKET, trainer_of
 
 CPU = hardware.choose("cpu")
 
@@ -164,8 +165,9 @@ def test_the_peak_follows_from_clocks_and_bus(monkeypatch):
 
 
 @pytest.mark.parametrize("env", [CARTPOLE, MARKET], ids=lambda env: env.name)
-def test_every_op_that_a_trainer_runs_has_a_line(env):
-    trainer = trainer_of(env)
+@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+def test_every_op_that_a_trainer_runs_has_a_line(env, algo):
+    trainer = trainer_of(env) if algo == "ppo" else dqn_of(env)
     called = []
     trainer.walk(lambda op, *arrays, **given: called.append(op))
     before = trainer.iteration
@@ -178,7 +180,7 @@ def test_every_op_that_a_trainer_runs_has_a_line(env):
     )
     assert sum(line.share for line in found.lines) == pytest.approx(1)
     assert all(line.seconds > 0 and line.nbytes > 0 for line in found.lines)
-    assert found.env_steps == TINY.batch
+    assert found.env_steps == trainer.config.iteration_steps
     assert trainer.iteration == before + 3  # the graph's, and none of the walks
 
 

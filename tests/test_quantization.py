@@ -36,6 +36,25 @@ def drawn(network, rows=300, seed=0):
     return draw_parameters(rng, network).astype("f4"), x
 
 
+def rounded_once():
+    """A Calibration whose hidden sums are 480, 864 and 1248 whatever it reads, and their levels.
+
+    Rounded after the scale as well, each level would be one lower.
+    """
+    eye = np.eye(8, dtype=np.int8)
+    made = calibration.QuantizedArrays(
+        weight=np.concatenate([0 * eye.ravel(), eye.ravel()]),
+        bias=np.int32([480, 864, 1248, *5 * [0], *8 * [128]]),
+        scale=np.float32(8 * [1110 / 4096] + 8 * [1]),
+        input_scale=np.ones(8, "f4"),
+        input_zero=np.zeros(8, "i4"),
+        hidden_scale=np.float32([1.40625]),
+        hidden_zero=np.int32([-128]),
+    )
+    columns, network = np.arange(8, dtype="i4"), Network(8, ((8, 8),))
+    return calibration.Calibration(8, network, columns, made, None, {}), [93, 167, 241]
+
+
 def only_a_layer(weight, bias):
     """A network of one layer of these weights, and its parameters."""
     weight, bias = np.asarray(weight, "f4"), np.asarray(bias, "f4")
@@ -57,16 +76,20 @@ def by_hand(network, arrays, row):
     heads, read, hidden = [], first, 0
     for layer, weight, bias, scale in quantized_views(network, *arrays[:3]):
         read = first if layer.source < 0 else read
-        z = [
-            f4(sum(int(w) * q for w, q in zip(row_of, read)) + int(b)) * s
-            for row_of, b, s in zip(weight, bias, scale)
+        sums = [
+            f4(sum(int(w) * q for w, q in zip(row_of, read)) + int(b))
+            for row_of, b in zip(weight, bias)
         ]
         if layer.head:
-            heads += z
+            heads += [s * of for s, of in zip(sums, scale)]
             continue
-        active = [tanh_f32(v) if network.activation == "tanh" else max(v, f4(0)) for v in z]
-        scale, zero = arrays.hidden_scale[hidden], arrays.hidden_zero[hidden]
-        read, hidden = [level(v, scale, zero) for v in active], hidden + 1
+        step, zero = arrays.hidden_scale[hidden], arrays.hidden_zero[hidden]
+        if network.activation == "tanh":
+            read = [level(tanh_f32(s * of), step, zero) for s, of in zip(sums, scale)]
+        else:
+            factors = [of * (f4(1) / step) for of in scale]
+            read = [level(max(s * of, f4(0)), f4(1), zero) for s, of in zip(sums, factors)]
+        hidden += 1
     return heads
 
 
@@ -80,6 +103,14 @@ def test_the_forward_pass_is_the_layouts_arithmetic_bit_for_bit(network, copies)
     found = forward.outputs(made.network, made.arrays, read)
     wanted = [by_hand(made.network, made.arrays, row) for row in read]
     np.testing.assert_array_equal(found, np.array(wanted, "f4"))
+
+
+def test_with_relu_what_is_between_two_products_is_rounded_once():
+    made, want = rounded_once()
+    found = forward.outputs(made.network, made.arrays, np.zeros((1, 8), "f4"))
+    assert found[0, :3].tolist() == want
+    level, _ = forward.levels_of(made.network, made.arrays, np.zeros((1, 8), "f4"), 1)
+    assert (level[0, :3] + np.float32(128)).tolist() == want
 
 
 @pytest.mark.parametrize("network", NETWORKS, ids=str)
@@ -173,10 +204,7 @@ def test_a_unit_too_small_to_fill_its_first_copy_leaves_the_others_off():
     np.testing.assert_allclose(found[:, 0], x[:, ::2].sum(1), atol=4 / 255)
 
 
-def test_units_of_tanh_and_layers_that_would_be_too_wide_are_not_copied():
-    network, (parameters, x) = NETWORKS[2], drawn(NETWORKS[2])
-    with pytest.raises(ValueError, match=r"^unit_copies must be 1 for a network of tanh, got 2: "):
-        calibrate(network, parameters, x, unit_copies=2)
+def test_copies_that_make_a_layer_too_wide_are_refused():
     network, (parameters, x) = NETWORKS[3], drawn(NETWORKS[3])
     with pytest.raises(
         ValueError, match=r"^unit_copies must leave hidden layers of at most 512, got 9"

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numba
 import numpy as np
@@ -14,8 +15,10 @@ from typer.testing import CliRunner
 from lowgpu import checkpoint
 from lowgpu.__main__ import _in_one_sentence
 from lowgpu.__main__ import app as whole
+from lowgpu.quantization import run
 from lowgpu.quantization.command import register
 from lowgpu.quantization.policy import QuantizedPolicy
+from lowgpu.quantization.report import Gate
 from lowgpu.quantization.run import Subject
 
 SMALL = (
@@ -87,6 +90,81 @@ def test_the_saved_policy_acts_as_the_report_says(cli, runs):
     assert report["agreement"] == same.mean()
 
 
+def test_a_fine_tuned_policy_is_saved_and_acts_as_the_report_says(cli, runs):
+    given = "--fine-tune", "30", "--copies", "2", "--unit-copies", "2", "--agreement", "0", "--json"
+    result = cli(runs / "cartpole", *given)
+    report = json.loads(result.stdout)
+    seen = report["calibration"]
+    assert seen["rewritten"] and seen["rows"] == 32768
+    told = seen["fine_tuning"]
+    assert (told["steps"], told["checked_rows"]) == (30, 32768)
+    assert told["agreement"] >= told["agreement_before"]
+    assert "of 30 steps taken" in (runs / "cartpole/quantized.txt").read_text()
+    subject, policy = Subject.of_run(runs / "cartpole"), QuantizedPolicy.load(runs / "cartpole")
+    observations = subject.held_out()[0]
+    same = policy.act(observations).action == subject.decide(observations)
+    assert report["agreement"] == same.mean()
+
+
+def test_rows_that_choose_are_not_those_that_are_learned_from(runs, monkeypatch):
+    given = {}
+    monkeypatch.setattr(run, "fitted", lambda subject, rows, *_, **__: given.update(fit=rows))
+    monkeypatch.setattr(run, "fine_tuned", lambda _, *rows, **__: given.update(tune=rows[:2]))
+    subject = Subject.of_run(runs / "cartpole")
+    run.tuned(subject, None, None, None, 5, "cpu", {})
+    learned, checked = given["tune"]
+    # The 64 environments of a calibration without fine-tuning, and 64 more.
+    np.testing.assert_array_equal(learned, subject.observations())
+    np.testing.assert_array_equal(given["fit"], learned)
+    starts = {row.tobytes() for row in checked[:64]}
+    assert len(starts) == 64 and not starts & {row.tobytes() for row in learned[:64]}
+
+
+@pytest.mark.parametrize(
+    "agreement, rewrite, wanted",
+    [
+        ({(4, 1): 0.996, (8, 1): 0.999}, False, (False, (4, 1))),
+        ({(8, 1): 0.98, (4, 2): 0.97}, False, (False, (8, 1))),
+        ({(16, 4): 0.996}, False, (True, (16, 4))),
+        # What is tuned afterwards: the finest that fits, where none passes.
+        ({(4, 1): 0.996, (8, 1): 0.999}, True, (True, (4, 1))),
+        ({(8, 1): 0.98, (4, 2): 0.97}, True, (True, (16, 4))),
+    ],
+)
+def test_copies_are_tried_from_few_to_many_and_last_of_a_network_written_anew(
+    monkeypatch, agreement, rewrite, wanted
+):
+    def calibrated(anew, _, observations, copies, unit_copies, names):
+        summary, both = {"anew": anew}, (copies, unit_copies)
+        return SimpleNamespace(network=both, summary=summary)
+
+    def compared(made, observations, gate):
+        return {"agreement": agreement.get(made.network, 0.5), "flips_past_gap": 0}
+
+    monkeypatch.setattr(run, "calibrate", calibrated)
+    monkeypatch.setattr(run, "image_nbytes", lambda both: 10**6 * (both == (16, 8)))
+    subject = SimpleNamespace(
+        policy=SimpleNamespace(network=False, parameters=None),
+        rewritten=lambda observations: (True, None),
+        names=tuple,
+        compared=compared,
+    )
+    made = run.fitted(subject, None, Gate(), rewrite=rewrite)
+    assert (made.summary["anew"], made.network) == wanted
+    assert made.summary["rewritten"] == wanted[0]
+
+
+def test_a_run_that_asks_for_it_ends_with_its_policy_in_int8(tmp_path):
+    asked = "--set", "quantize.fine_tune=5", "--set", "quantize.agreement=0", "--json"
+    result = invoked(whole, "train", *SMALL, *asked, "--run", tmp_path / "run")
+    assert result.exit_code == 0, result.stderr
+    printed = json.loads(result.stdout)["quantized"]
+    assert printed == json.loads((tmp_path / "run/quantized.json").read_text())
+    assert printed["gate"]["agreement"] == 0
+    assert printed["calibration"]["fine_tuning"]["steps"] == 5
+    assert QuantizedPolicy.load(tmp_path / "run").actions == 2
+
+
 def test_a_gate_that_does_not_pass_is_exit_code_1_and_leaves_the_files(cli, runs, monkeypatch):
     from lowgpu.quantization import report
 
@@ -127,6 +205,8 @@ REFUSED = [
     (("cartpole", "--method", "entropy"), "method must be one of 'mse', 'percentile', 'minmax'"),
     (("cartpole", "--copies", "0"), "copies must be in [1, 16], got 0"),
     (("cartpole", "--unit-copies", "17"), "unit_copies must be in [1, 16], got 17"),
+    (("cartpole", "--fine-tune", "-1"), "fine_tune must be in [0, 1073741824], got -1"),
+    (("cartpole", "--fine-tune", "1", "--device", "tpu"), "'tpu'"),
     (("cartpole", "--percentile", "nan"), "percentile must be in (50, 100], got nan"),
     (("cartpole", "--agreement", "1.5"), "agreement must be in [0, 1], got 1.5"),
     (("cartpole", "--data", "bars.csv"), "--data is bars, and the run's env is cartpole"),

@@ -175,6 +175,7 @@ def test_a_seed_out_of_range_is_refused(saved):
         ("scale", 0, "scale must be above 0"),
         ("scale", -1, "scale must be above 0"),
         ("scale", np.nan, "scale holds a NaN or an infinity"),
+        ("scale", 3e38, r"scale must be less than 2\^128 of its layer's steps"),
         ("input_scale", 0, "input_scale must be a normal number above 0"),
         ("input_scale", 1e-40, "input_scale must be a normal number above 0"),
         ("hidden_scale", np.inf, "hidden_scale holds a NaN or an infinity"),

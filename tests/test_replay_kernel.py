@@ -1,6 +1,7 @@
 """The replay kernels, emulated: against their specs, in either order of threads, at every tree depth."""
 
 import ctypes
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from lowgpu.envs.check_code import CALL, FLOAT64
 from lowgpu_kernels import (
     launch,
+    priority_gather,
     priority_sample,
     priority_update,
     replay_gather,
@@ -27,7 +29,14 @@ from tests.emulator import emulating
 from tests.harness import arrays_for, assert_agrees, params_for, run_launcher, run_numpy, sizes_for
 from tests.headers import compiled
 
-OPS = (priority_sample, priority_update, replay_gather, replay_sample, replay_write)
+OPS = (
+    priority_gather,
+    priority_sample,
+    priority_update,
+    replay_gather,
+    replay_sample,
+    replay_write,
+)
 H100 = launch.KNOWN["H100"]
 PARTS = tuple(launch.KNOWN[p] for p in ("A100", "L4", "H100"))
 each_op = pytest.mark.parametrize("op", OPS, ids=str)
@@ -62,8 +71,9 @@ def call_of(op, seed, fixed, **given):
 @pytest.mark.parametrize("seed", range(6))
 def test_the_kernel_agrees_with_the_spec_in_either_order_of_threads(op, seed):
     fields = {F: 2, G: 2} if seed % 2 else {F: 9, G: 1}
-    fixed = fields if op in (replay_gather, replay_write) else {}
-    given = {"steps": 1 + 3 * (seed % 3)} if op is replay_gather else {}
+    gathers = op in (priority_gather, replay_gather)
+    fixed = fields if gathers or op is replay_write else {}
+    given = {"steps": 1 + 3 * (seed % 3)} if gathers else {}
     call = call_of(op, seed, fixed, **given)
     assert_agrees(op, emulated(op, *call), *call)
 
@@ -117,11 +127,20 @@ def test_a_promise_of_order_changes_no_bit():
 
 
 def test_the_cpu_and_the_kernel_give_the_same_bits():
-    for op in (priority_update, replay_gather):
-        inputs, params, sizes = call_of(op, 5, {F: 2, G: 2} if op is replay_gather else {})
+    for op in (priority_gather, priority_update, replay_gather):
+        inputs, params, sizes = call_of(op, 5, {} if op is priority_update else {F: 2, G: 2})
         one, other = emulated(op, inputs, params, sizes), run_numpy(op, inputs, params, sizes)
         for name in one:
             np.testing.assert_array_equal(one[name], other[name], err_msg=f"{op}.{name}")
+
+
+def test_rows_past_one_for_each_block_are_drawn_in_turn():
+    """More rows than the blocks that are on the GPU at once have."""
+    call = call_of(priority_gather, 4, {K: 5, E: 70, F: 2, G: 2}, batch=1000)
+    few = replace(H100, sms=3)
+    with emulating(few, False):
+        got = run_launcher(priority_gather, *call)
+    assert_agrees(priority_gather, got, *call)
 
 
 @pytest.fixture(scope="module")
@@ -240,25 +259,29 @@ def test_a_tree_that_is_not_aligned_is_refused():
 
 
 MARKET = {"floats": 2, "ints": 2}
+TREE = {"rows": 64, "members": 8, "fan": 32, "top": 1024}
 KERNELS = {
     "replay_write_kernel": ("replay_write", {"threads": 128, "prioritized": True, **MARKET}, 40),
     "replay_gather_kernel": ("replay_gather", {"threads": 64, **MARKET}, 80),
     "replay_sample_kernel": ("replay_sample", {"threads": 64}, 32),
-    "priority_sample_kernel": ("priority_sample", {"threads": 64, "fan": 32, "top": 1024}, 104),
+    "priority_sample_kernel": ("priority_sample", TREE, 64),
+    "priority_gather_kernel": ("priority_gather", TREE | MARKET, 128),
     "claim_kernel": ("priority_update", {"threads": 64, "in_order": False}, 32),
     "settle_kernel": ("priority_update", {"threads": 64, "in_order": True}, 32),
 }
+
+
+VARIANTS = {"levels": (2, 4), "steps": (1, 3, 5, 13, 16)}
 
 
 @pytest.mark.parametrize("entry", KERNELS)
 @pytest.mark.parametrize("on", PARTS, ids=lambda on: on.name)
 def test_kernels_keep_to_registers_and_call_nothing(entry, on):
     path, macros, registers = KERNELS[entry]
-    variants = (
-        [{"steps": n} for n in (1, 3, 5, 13, 16)]
-        if "gather" in path
-        else [{"levels": 2}, {"levels": 4}]
-    )
+    depths, windows = ([{n: k} for k in ks] for n, ks in VARIANTS.items())
+    variants = windows if path == "replay_gather" else depths
+    if path == "priority_gather":
+        variants = [depths[k] | windows[k] for k in (0, 1)] + [depths[0] | windows[-1]]
     for variant in variants:
         binary = cuda_c(f"replay/{path}", entry, **macros, **variant).binary(on.architecture)
         resources = binary.kernel(entry)

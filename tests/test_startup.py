@@ -1,5 +1,6 @@
 """What a start does: kernels compiled side by side, the device's time taken, and little imported."""
 
+import gc
 import os
 import queue
 import re
@@ -11,9 +12,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from bench import busy, startup
-from lowgpu import config, streams
+from lowgpu import __main__, config, start, streams
 from lowgpu.envs import make
 from lowgpu.monitor import Monitor
 from lowgpu.streams import CpuQueue, GpuQueue
@@ -332,6 +334,77 @@ def test_a_command_loads_no_library_of_tables(tmp_path):
         "was imported"
         in subprocess.run(import_alone, capture_output=True, text=True, env=env).stderr
     )
+
+
+class FakeDriver:
+    """libcuda's three calls: each takes its time off Python's lock, and one may fail."""
+
+    def __init__(self, failing=None):
+        self.called, self.failing, self.let_go = [], failing, threading.Event()
+
+    def __getattr__(self, name):
+        def call(*arguments):
+            assert self.let_go.wait(10)
+            self.called.append(name)
+            return 100 if name == self.failing else 0
+
+        return call
+
+
+CALLS = ["cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain"]
+
+
+@pytest.mark.parametrize("failing", (None, *CALLS))
+def test_the_gpu_is_begun_with_beside_python_and_the_first_error_ends_it(monkeypatch, failing):
+    driver = FakeDriver(failing)
+    monkeypatch.setattr("ctypes.CDLL", lambda name: driver)
+    thread = start.wake_gpu(None, elsewhere=False)
+    assert driver.called == [] and thread.is_alive() and not thread.daemon
+    driver.let_go.set()
+    thread.join(10)
+    assert driver.called == CALLS[: CALLS.index(failing) + 1 if failing else 3]
+
+
+def test_the_gpu_is_left_alone_where_a_run_may_be_one_on_the_cpu(monkeypatch):
+    def no_driver(name):
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr("ctypes.CDLL", no_driver)
+    begun = {
+        (device, elsewhere): start.wake_gpu(device, elsewhere) is not None
+        for device in (None, "auto", "cuda", "cpu", "tpu")
+        for elsewhere in (False, True)
+    }
+    assert [call for call, begins in begun.items() if begins] == [
+        *((None, False), ("auto", False), ("cuda", False), ("cuda", True))
+    ]
+
+
+def test_training_begins_with_the_gpu_unless_something_else_names_a_device(monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr(
+        __main__, "wake_gpu", lambda device, elsewhere: seen.append(bool(elsewhere))
+    )
+    file, refused = tmp_path / "settings.toml", ("--set", "envs=none")
+    file.write_text("")
+    for more in ((), ("--config", str(file)), ("--set", " device=cpu"), ("--resume",)):
+        CliRunner().invoke(__main__.app, ["train", *refused, *more])
+    assert seen == [False, True, True, True]
+
+
+@pytest.mark.parametrize("collects", (True, False))
+def test_imports_are_not_searched_for_garbage_and_what_follows_is_as_before(collects):
+    before = gc.isenabled()
+    try:
+        (gc.enable if collects else gc.disable)()
+        gc.unfreeze()
+        with pytest.raises(ImportError), start.importing():
+            assert not gc.isenabled()
+            raise ImportError
+        assert gc.isenabled() == collects and gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
+        (gc.enable if before else gc.disable)()
 
 
 def test_phases_share_no_time(monkeypatch):

@@ -295,7 +295,7 @@ def test_shapes_and_arrays_that_do_not_fit_are_refused_by_name(model):
     with pytest.raises(ValueError, match="history and future must each read a variable"):
         TFTShape(**{**vars(shape), "future": Selection()})
     with pytest.raises(ValueError, match="precision must be one of"):
-        TFT(shape, arrays, "int8")
+        TFT(shape, arrays, "float16")
     with pytest.raises(ValueError, match=r"arrays\['output.bias'\] must be \[7\], got \[6\]"):
         TFT(shape, {**arrays, "output.bias": np.zeros(6)})
     with pytest.raises(ValueError, match="arrays has 'nobody'"):

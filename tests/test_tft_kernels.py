@@ -83,6 +83,55 @@ CALLS = {
         ({"future": 5, "sequences": 3, "projected": 32, "steps": 70}, {"heads": 4}),
         ({"future": 35, "sequences": 2, "projected": 35, "steps": 35}, {"heads": 1, "ahead": 3}),
         ({"future": 3, "sequences": 2, "projected": 6, "steps": 131}, {"heads": 2, "ahead": 1}),
+        ({"future": 18, "sequences": 2, "projected": 72, "steps": 66}, {"heads": 1, "ahead": 1}),
+    ),
+    "linear_int8": (
+        ({"rows": 67, "inputs": 80, "outputs": 136}, {"levels": 30}),
+        ({"rows": 5, "inputs": 7, "outputs": 3}, {"levels": 30}),
+        ({"rows": 33, "inputs": 129, "outputs": 1}, {"levels": 0.7}),
+        ({"rows": 2, "inputs": 0, "outputs": 5}, {"levels": 30}),
+        ({"rows": 18, "inputs": 72, "outputs": 40}, {"levels": 3}),
+    ),
+    "gated_norm_int8": (
+        ({"rows": 67, "inputs": 32, "hidden": 128}, {"levels": 30}),
+        ({"rows": 31, "inputs": 16, "hidden": 16}, {"levels": 0.7}),
+        ({"rows": 3, "inputs": 73, "hidden": 133}, {"levels": 30, "epsilon": 1e-3}),
+    ),
+    "gated_residual_int8": (
+        (
+            {"rows": 67, "hidden": 128, "units": 80, "sequences": 7},
+            {"levels": 30, "unit_levels": 25},
+        ),
+        (
+            {"rows": 9, "hidden": 3, "units": 33, "sequences": 2},
+            {"levels": 3, "unit_levels": 2, "epsilon": 1e-3},
+        ),
+        (
+            {"rows": 65, "hidden": 16, "units": 16, "sequences": 65},
+            {"levels": 30, "unit_levels": 90},
+        ),
+    ),
+    "tabulated_mixture": (
+        (
+            {"sequences": 7, "steps": 10, "reals": 4, "categories": 2, "hidden": 128, "nodes": 33}
+            | {"real_variables": 3, "categorical_variables": 2, "table": 9},
+            {},
+        ),
+        (
+            {"sequences": 5, "steps": 2, "reals": 2, "categories": 1, "hidden": 19, "nodes": 2}
+            | {"real_variables": 2, "categorical_variables": 1, "table": 3},
+            {},
+        ),
+    ),
+    "lstm_int8": (
+        (
+            {"steps": 7, "sequences": 11, "hidden": 80},
+            {"history": 4, "levels": 30, "first_levels": 40},
+        ),
+        (
+            {"steps": 5, "sequences": 3, "hidden": 137},
+            {"history": 9, "levels": 30, "first_levels": 40},
+        ),
     ),
 }
 
@@ -126,13 +175,19 @@ def test_the_kernels_agree_with_the_specs_in_either_order_of_threads(name, real)
             assert first.tobytes() == runs[1][output].tobytes(), f"{output} at {counts}"
 
 
-@pytest.mark.parametrize("name", ("linear", "gated_residual", "variable_mixture", "lstm"))
+@pytest.mark.parametrize(
+    "name",
+    (
+        *("linear", "gated_residual", "variable_mixture", "lstm"),
+        *("linear_int8", "gated_residual_int8", "tabulated_mixture", "lstm_int8"),
+    ),
+)
 def test_a_kernels_row_depends_on_no_other_row(name):
     counts, given = CALLS[name][0]
     by = "sequences" if "sequences" in counts else "rows"
     op, inputs, params, sizes = drawn(name, counts, given, "float32")
     order = np.random.default_rng(1).permutation(counts[by])
-    if name == "gated_residual":
+    if name.startswith("gated_residual"):
         inputs["context"], by = None, "rows"
         order = np.random.default_rng(1).permutation(counts["rows"])
     moved = dict(inputs)
@@ -213,6 +268,21 @@ SERVED = {
         {"future": 24, "sequences": 1024, "projected": 128, "steps": 192},
         {"heads": 4},
     ),
+    "linear_int8": ({"rows": 196608, "inputs": 128, "outputs": 160}, {"levels": 30}),
+    "gated_norm_int8": ({"rows": 196608, "inputs": 128, "hidden": 128}, {"levels": 30}),
+    "gated_residual_int8": (
+        {"rows": 196608, "hidden": 128, "units": 128, "sequences": 1024},
+        {"levels": 30, "unit_levels": 30},
+    ),
+    "tabulated_mixture": (
+        {"sequences": 1024, "steps": 168, "reals": 6, "categories": 0, "hidden": 128}
+        | {"real_variables": 6, "categorical_variables": 0, "table": 0, "nodes": 1025},
+        {},
+    ),
+    "lstm_int8": (
+        {"steps": 192, "sequences": 1024, "hidden": 128},
+        {"history": 168, "levels": 30, "first_levels": 40},
+    ),
 }
 
 
@@ -234,7 +304,9 @@ def recorded(name, real, on):
 @each_kernel
 @pytest.mark.parametrize("part", ("A100", "L4", "H200"))
 def test_kernels_keep_to_registers_and_use_the_units_they_are_written_for(name, real, part):
-    if real == "float32" and part != "H200" and name != "selection_weights":
+    int8 = name.endswith("_int8")
+    everywhere = int8 or name in ("selection_weights", "tabulated_mixture")
+    if real == "float32" and part != "H200" and not everywhere:
         pytest.skip("the same source as for the H200, with no instruction of one architecture")
     on = launch.KNOWN[part]
     launched = recorded(name, real, on)
@@ -244,15 +316,17 @@ def test_kernels_keep_to_registers_and_use_the_units_they_are_written_for(name, 
     assert launched.block[0] <= launch.fitting_threads(resources, launched.block[0], on)
     code = disassemble(launched.kernel.binary(on.architecture))
     assert not FLOAT64.search(code) and not CALL.search(code)
-    products = real == "bfloat16" and name != "interpretable_attention"
+    products = real == "bfloat16"
     assert ("HMMA.16816.F32.BF16" in code) == products
-    if products and name in ("linear", "lstm"):
+    assert ("IMMA.16832.S8.S8" in code) == int8
+    if (products or int8) and name in ("linear", "lstm", "linear_int8", "lstm_int8"):
         # Factors arrive where the tensor cores take them.
         lines = code.splitlines()
-        at = [i for i, line in enumerate(lines) if "HMMA" in line]
+        at = [i for i, line in enumerate(lines) if "HMMA" in line or "IMMA" in line]
         between = lines[at[0] : at[-1]]
         assert sum("MOV" in line for line in between) < len(at)
-    if part == "H200" and name not in ("lstm", "selection_weights", "interpretable_attention"):
+    alone = "lstm", "lstm_int8", "selection_weights", "interpretable_attention"
+    if part == "H200" and name not in alone:
         # Two blocks an SM hide what one waits for.
         assert launch.occupancy(resources, launched.block[0], launched.shared, on).blocks_per_sm > 1
 
@@ -283,7 +357,7 @@ def test_attention_and_state_that_fit_no_block_are_refused_with_both_sizes():
         ("lstm", "smaller hidden"),
     ):
         with pytest.raises(ValueError, match=rf"Tiny has 4096 B: give .*{wanted[5:]}"):
-            recorded(name, "bfloat16", tiny)
+            recorded(name, "float32", tiny)
 
 
 def test_many_variables_take_smaller_blocks_and_too_many_are_refused():

@@ -238,10 +238,17 @@ class PPO:
 
     def iteration(self):
         """One whole iteration: rollout, advantages, every epoch of updates. Blocks until done."""
-        result = self._iterate(
-            self._table, self.parameters, self._optimizer_state, self._state, self._key
-        )
-        self.parameters, self._optimizer_state, self._state, self._key, self.mean_reward = result
+        self.run(1)
+
+    def run(self, iterations):
+        """Iterations one after the other, queued while the ones before run. Blocks until done."""
+        for _ in range(iterations):
+            result = self._iterate(
+                self._table, self.parameters, self._optimizer_state, self._state, self._key
+            )
+            self.parameters, self._optimizer_state, self._state, self._key, self.mean_reward = (
+                result
+            )
         jax.block_until_ready(result)
 
     def rollout(self):

@@ -93,6 +93,10 @@ class Lean(nn.Module):
         for name, array in arrays.items():
             kind = dtype if described[name].product else torch.float32
             self.register_buffer(name.replace(".", "__"), torch.tensor(array, dtype=kind))
+        # Lists would be copied to the device in every pass, which a graph cannot hold.
+        for name in ("static", "history", "future"):
+            wanted = [shape.reals.index(n) for n in getattr(shape, name).reals]
+            self.register_buffer(f"{name}__reals", torch.tensor(wanted, dtype=torch.long))
         self.lstms = nn.ModuleList(self._lstm(part) for part in range(2))
 
     def _lstm(self, part):
@@ -138,7 +142,7 @@ class Lean(nn.Module):
     def select(self, name, reals, categories, context):
         """The variables of a selection, weighed and mixed, [B, steps, hidden]."""
         selection, index = getattr(self.shape, name), self.shape.categoricals.index
-        x = reals[..., [self.shape.reals.index(n) for n in selection.reals]]
+        x = reals.index_select(-1, self[f"{name}.reals"])
         mapped = x @ self[f"{name}.weigh.slope"] + self[f"{name}.weigh.shift"]
         first, rows = 0, []
         for variable, count in zip(selection.categoricals, selection.cardinalities):

@@ -40,9 +40,11 @@ class Calibration:
         network: what the arrays are of: the original, or one that reads columns repeatedly.
         columns: int32, the column of an observation that each of its inputs reads.
         arrays: the QuantizedArrays.
-        parameters: float32, of the original network: the same function as what was given, with
-            hidden units of more equal ranges; what the int8 layers come close to.
+        parameters: float32, of `source`: the same function as what was given, with hidden units of
+            more equal ranges; what the int8 layers come close to.
         summary: what was seen, for JSON.
+        source: the Network that was given; None for `network`.
+        tuned: whether the first tower's integers have been fine-tuned since.
     """
 
     observation: int
@@ -51,6 +53,8 @@ class Calibration:
     arrays: QuantizedArrays
     parameters: np.ndarray
     summary: dict
+    source: Network | None = None
+    tuned: bool = False
 
 
 def calibrate(
@@ -74,7 +78,8 @@ def calibrate(
 
     With `copies` the network reads each column so often, and each copy has the levels of its own
     part of the range: 255 * copies steps instead of 255. `unit_copies` does the same for hidden units
-    of relu, by their biases.
+    of relu, by their biases. Copies of a unit of tanh each have the whole range, and their biases are
+    an equal part of a step apart: their mean has as many levels more where tanh is steep.
 
     A column that was 0 in every row keeps its weights and gets a range as wide as the middle one of
     the others; a hidden layer that was 0 throughout gets a range to 1.
@@ -89,7 +94,7 @@ def calibrate(
             error, "percentile" all without the outermost, "minmax" all.
         percentile: of the values at either end that are spanned, in (50, 100]; for "percentile".
         copies: of every column that a weight reads, in [1, 16]; all together at most 512.
-        unit_copies: of every hidden unit, in [1, 16]; a layer of at most 512. 1 for tanh.
+        unit_copies: of every hidden unit, in [1, 16]; a layer of at most 512.
         names: of the columns, for errors and the summary; "column k" past them.
 
     Returns:
@@ -109,11 +114,6 @@ def calibrate(
     PERCENTILE("percentile", percentile)
     COPIES("copies", copies)
     COPIES("unit_copies", unit_copies)
-    if unit_copies > 1 and network.activation != "relu":
-        raise ValueError(
-            f"unit_copies must be 1 for a network of {network.activation}, got {unit_copies}: only "
-            "units of relu can each be given a part of their range"
-        )
     _check(network, parameters, observations, names)
     wide, columns, reads = widened(network, parameters, copies, unit_copies)
     inputs, units, constant = _seen(network, parameters, observations)
@@ -128,12 +128,12 @@ def calibrate(
     if method != "minmax":
         part = "least_error" if method == "mse" else "percentile"
         given = () if method == "mse" else (percentile,)
-        steps = STEPS * copies, STEPS * unit_copies
+        steps = STEPS * copies, STEPS * parts_of(network, unit_copies)
         histograms = _histograms(network, made, observations, hidden, ranges, steps)
         parts = [getattr(histogram, part)(*given) for histogram in histograms]
         ranges = *parts[0], *np.array(parts[1:]).reshape(-1, 2).T
     read = _input_levels(*ranges[:2], columns, reads, copies)
-    stored, dead = _hidden_levels(*ranges[2:], network.activation, unit_copies)
+    stored, dead = _hidden_levels(*ranges[2:], network, unit_copies)
     seen = network, made, observations, ranges
     arrays = _arrays(seen, wide, columns, reads * copies, read, stored)
     summary = {
@@ -149,7 +149,7 @@ def calibrate(
             for layer, weight, _, _ in quantized_views(wide, *arrays[:3])
         },
     }
-    return Calibration(network.inputs, wide, columns, arrays, made, summary)
+    return Calibration(network.inputs, wide, columns, arrays, made, summary, network)
 
 
 def column_name(names, k):
@@ -303,13 +303,18 @@ def _input_levels(low, high, columns, reads, copies):
     return scale[columns], zero[columns] - np.int32(STEPS) * part.astype(np.int32)
 
 
-def _hidden_levels(low, high, activation, copies):
+def parts_of(network, unit_copies):
+    """Parts that the range of a hidden layer is cut into for copies of its units: 1 for tanh."""
+    return unit_copies if network.activation == "relu" else 1
+
+
+def _hidden_levels(low, high, network, copies):
     """(scale, zero) of the hidden layers, and which were 0 throughout."""
     dead = high - low < STEPS * TINY
     scale, zero = levels(
-        np.where(dead, -1.0 if activation == "tanh" else 0.0, low),
+        np.where(dead, -1.0 if network.activation == "tanh" else 0.0, low),
         np.where(dead, 1.0, high),
-        STEPS * copies,
+        STEPS * parts_of(network, copies),
     )
     if not len(dead):  # the arrays are never empty
         return (np.ones(1, np.float32), np.zeros(1, np.int32)), dead
@@ -331,7 +336,9 @@ def _arrays(seen, wide, columns, reads, read, stored):
             real_read[:, :reads] = real_weight[:, columns[:reads]]
         else:  # what the hidden layer just before it gave
             levels_read = stored[0][hidden - 1], stored[1][hidden - 1]
-            real_read = np.tile(real_weight, wide.layers[n].fan_in // layer.fan_in)
+            count = wide.layers[n].fan_in // layer.fan_in
+            # Those of tanh are a mean, those of relu a sum.
+            real_read = np.tile(real_weight, count) / np.float32(count // parts_of(network, count))
         met = _met(*seen, wide, columns, arrays, n)
         name = layer_name(network, layer)
         made = rounded_layer(real_read, real_bias, *levels_read, name, met)
@@ -339,8 +346,12 @@ def _arrays(seen, wide, columns, reads, read, stored):
         count = wide.layers[n].fan_out // layer.fan_out
         weight_made, bias_made, scale_made = made
         to[0][:], to[2][:] = np.tile(weight_made, (count, 1)), np.tile(scale_made, count)
-        part = 0 if layer.head else np.float64(STEPS) * stored[0][hidden] / scale_made
-        shifted = [np.rint(bias_made - part * copy) for copy in range(count)]
+        step = 0 if layer.head else np.float64(stored[0][hidden]) / scale_made
+        if network.activation == "tanh":
+            shifts = (np.arange(count) - (count - 1) / 2) / count
+        else:
+            shifts = -STEPS * np.arange(count)
+        shifted = [np.rint(bias_made + step * shift) for shift in shifts]
         to[1][:] = np.maximum(shifted, np.minimum(bias_made, NEVER_ON)).ravel()
         hidden += not layer.head
     return arrays

@@ -39,12 +39,18 @@ def register(app, in_one_sentence):
         ] = None,
         unit_copies: Annotated[
             int | None,
-            typer.Option(help="Of each hidden unit of relu; with --copies, 1 without it."),
+            typer.Option(help="Of each hidden unit; with --copies, 1 without it."),
         ] = None,
         agreement: Annotated[
             float,
             typer.Option(help="Share of held-out rows with the same greedy action, at least."),
         ] = 0.99,
+        fine_tune: Annotated[
+            int, typer.Option(help="Steps of quantization-aware fine-tuning; 0 is none.")
+        ] = 0,
+        device: Annotated[
+            str, typer.Option(help="That fine-tuning runs on: cpu, cuda, or auto.")
+        ] = "cpu",
         onnx: Annotated[bool, typer.Option("--onnx", help="Write quantized.onnx too.")] = False,
         as_json: Annotated[
             bool, typer.Option("--json", help="Print one JSON object on standard output.")
@@ -66,12 +72,32 @@ def register(app, in_one_sentence):
                 data=data,
                 agreement=agreement,
                 copies=None if copies is None and unit_copies is None else both,
+                fine_tune=fine_tune,
+                device=device,
                 onnx=onnx,
                 method=method,
                 percentile=percentile,
             )
         print(json.dumps(report) if as_json else text, flush=True)
-        for failure in report["failed"]:
-            print(f"lowgpu: {failure}", file=sys.stderr)
-        if not report["passed"]:
-            raise typer.Exit(FAILED)
+        refuse_failed(report)
+
+
+def after_training(directory, settings):
+    """(report, text) of a run that its `quantize` section quantizes at its end; (None, "") without.
+
+    Fine-tuning is on the CPU wherever the run was trained, so its integers are the same.
+    """
+    own = settings.quantize
+    if not own.fine_tune:
+        return None, ""
+    from lowgpu.quantization.run import quantize_run
+
+    return quantize_run(directory, fine_tune=own.fine_tune, agreement=own.agreement)
+
+
+def refuse_failed(report):
+    """Say what a report's gate refused, and leave with exit code 1 where it did."""
+    for failure in report["failed"]:
+        print(f"lowgpu: {failure}", file=sys.stderr)
+    if not report["passed"]:
+        raise typer.Exit(FAILED)

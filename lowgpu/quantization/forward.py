@@ -7,7 +7,7 @@ import numpy as np
 from lowgpu.quantization.ranges import HIGHEST, LOWEST
 from lowgpu_kernels.ops.int8.act_int8 import tanh
 from lowgpu_kernels.ops.int8.gemm import exact_sums
-from lowgpu_kernels.ops.int8.quantized_network import quantized_views
+from lowgpu_kernels.ops.int8.quantized_network import level_factors, quantized_views
 
 ROWS = 4096  # whose activations are held at once. Untuned.
 
@@ -26,7 +26,8 @@ def layer_values(network, arrays, observation):
         sum      = weight . level + bias                     in integers
         z        = float32(sum) * scale
         values   = z of a head; (level - zero) * hidden_scale of a hidden layer, what its levels
-                   of relu(z) or tanh(z) stand for
+                   of relu(z) or tanh(z) stand for. Those of relu are of float32(sum) * factor, as
+                   `quantized_network` says
 
     Rows with a NaN are NaN.
 
@@ -35,20 +36,34 @@ def layer_values(network, arrays, observation):
         arrays: its QuantizedArrays.
         observation: float32 [rows, network.inputs].
     """
-    absent = np.isnan(observation).any(axis=1)
+    absent, hidden = np.isnan(observation).any(axis=1), 0
+    for layer, z, level in _layers(network, arrays, observation):
+        values = z
+        if not layer.head:
+            step, zero = arrays.hidden_scale[hidden], arrays.hidden_zero[hidden]
+            values = (level.astype(np.float32) - np.float32(zero)) * step
+            hidden += 1
+        values[absent] = np.nan
+        yield layer, z, values
+
+
+def _layers(network, arrays, observation):
+    """(layer, z, the levels of a hidden layer) of every layer in order."""
     first = quantized(observation, arrays.input_scale, arrays.input_zero)
     level, hidden = first, 0
     for layer, weight, bias, scale in quantized_views(network, *arrays[:3]):
         level = first if layer.source < 0 else level
-        z = values = (exact_sums(level, weight) + bias).astype(np.float32) * scale
+        sums = (exact_sums(level, weight) + bias).astype(np.float32)
+        z, level = sums * scale, None
         if not layer.head:
-            active = tanh(z) if network.activation == "tanh" else np.maximum(z, 0)
-            its_scale, zero = arrays.hidden_scale[hidden], arrays.hidden_zero[hidden]
-            level = quantized(active, its_scale, zero)
-            values = (level.astype(np.float32) - np.float32(zero)) * its_scale
+            step, zero = arrays.hidden_scale[hidden], arrays.hidden_zero[hidden]
+            if network.activation == "tanh":
+                level = quantized(tanh(z), step, zero)
+            else:
+                steps = np.maximum(sums * level_factors(scale, step), 0)
+                level = quantized(steps, np.float32(1), zero)
             hidden += 1
-        values[absent] = np.nan
-        yield layer, z, values
+        yield layer, z, level
 
 
 def levels_of(network, arrays, observation, n):
@@ -56,10 +71,8 @@ def levels_of(network, arrays, observation, n):
     layer, hidden = network.layers[n], sum(not other.head for other in network.layers[:n])
     if layer.source < 0:
         return quantized(observation, arrays.input_scale, arrays.input_zero), arrays.input_zero
-    _, z, _ = next(islice(layer_values(network, arrays, observation), n - 1, None))
-    active = tanh(z) if network.activation == "tanh" else np.maximum(z, 0)
-    its_scale, zero = arrays.hidden_scale[hidden - 1], arrays.hidden_zero[hidden - 1]
-    return quantized(active, its_scale, zero), zero
+    _, _, level = next(islice(_layers(network, arrays, observation), n - 1, None))
+    return level, arrays.hidden_zero[hidden - 1]
 
 
 def outputs(network, arrays, observation):

@@ -3,7 +3,7 @@
 import numpy as np
 
 from lowgpu.quantization.calibration import layer_name
-from lowgpu_kernels.ops.int8.quantized_network import quantized_views
+from lowgpu_kernels.ops.int8.quantized_network import level_factors, quantized_views
 
 OPSET = 17
 IR_VERSION = 8  # of the releases that brought opset 17, so that runtimes of that age read the file
@@ -40,20 +40,23 @@ class _Graph:
     def levels(self, value, name, scale, zero):
         """The levels of a value, as float32 whole numbers."""
         steps = self.constant(f"{name} levels a unit", np.float32(1) / scale)
+        return self.rounded(self.node("Mul", [value, steps], f"{name} scaled"), name, zero)
+
+    def rounded(self, steps, name, zero):
+        """The same of a value in steps."""
         zero = self.constant(f"{name} zero", zero.astype(np.float32))
-        scaled = self.node("Mul", [value, steps], f"{name} scaled")
-        rounded = self.node("Round", [scaled], f"{name} rounded")
+        rounded = self.node("Round", [steps], f"{name} rounded")
         moved = self.node("Add", [rounded, zero], f"{name} moved")
         # Past int8 it takes the end.
         level = self.node("QuantizeLinear", [moved, self.one, self.none], f"{name} stored")
         return self.node("DequantizeLinear", [level, self.one, self.none], f"{name} level")
 
-    def layer(self, value, name, weight, bias, scale):
-        """float32(sum) * scale of a layer that reads levels."""
+    def layer(self, value, name, weight, bias, factor):
+        """float32(sum) * factor of a layer that reads levels."""
         weight = self.whole(f"{name} weight", weight.T)
         sums = self.node("MatMul", [value, weight], f"{name} products")
         sums = self.node("Add", [sums, self.whole(f"{name} bias", bias)], f"{name} sum")
-        return self.node("Mul", [sums, self.constant(f"{name} scale", scale)], f"{name} z")
+        return self.node("Mul", [sums, self.constant(f"{name} factor", factor)], f"{name} z")
 
     def results(self, observation, heads, actions):
         """The outputs: NaN and -1 in rows whose observation has a NaN."""
@@ -110,13 +113,16 @@ def onnx_model(calibration, actions):
     observation = graph.node("Gather", ["observation", read], "read", axis=1)
     value = first = graph.levels(observation, "input", arrays.input_scale, arrays.input_zero)
     for layer, weight, bias, scale in quantized_views(network, *arrays[:3]):
-        name = layer_name(network, layer)
-        value = graph.layer(first if layer.source < 0 else value, name, weight, bias, scale)
+        name, relu = layer_name(network, layer), network.activation == "relu"
+        of_levels = relu and not layer.head
+        factor = level_factors(scale, arrays.hidden_scale[hidden]) if of_levels else scale
+        value = graph.layer(first if layer.source < 0 else value, name, weight, bias, factor)
         if layer.head:
             heads.append(value)
             continue
-        value = graph.node("Relu" if network.activation == "relu" else "Tanh", [value], name)
-        value = graph.levels(value, name, arrays.hidden_scale[hidden], arrays.hidden_zero[hidden])
+        value = graph.node("Relu" if relu else "Tanh", [value], name)
+        step, zero = arrays.hidden_scale[hidden], arrays.hidden_zero[hidden]
+        value = graph.rounded(value, name, zero) if relu else graph.levels(value, name, step, zero)
         hidden += 1
     graph.results("observation", heads, actions)
     return _model(onnx, graph, network, calibration.observation)

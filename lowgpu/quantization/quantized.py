@@ -8,7 +8,11 @@ from lowgpu import checkpoint
 from lowgpu.checkpoint import CheckpointError
 from lowgpu.quantization.calibration import COPIES, QuantizedArrays
 from lowgpu.quantization.ranges import HIGHEST, LOWEST, STEPS, TINY
-from lowgpu_kernels.ops.int8.quantized_network import quantized_views, quantized_weights
+from lowgpu_kernels.ops.int8.quantized_network import (
+    level_factors,
+    quantized_views,
+    quantized_weights,
+)
 from lowgpu_kernels.ops.mlp.network import Network
 
 KIND = "quantized policy"
@@ -132,8 +136,12 @@ def faults(network, arrays):
         zero, low, high = getattr(arrays, name), LOWEST - farther, HIGHEST + farther
         if not ((zero >= low) & (zero <= high)).all():
             yield f"{name} must be in [{low}, {high}]"
-    used = np.zeros(len(arrays.weight), bool)
-    for _, weight, bias, _ in quantized_views(network, arrays.weight, arrays.bias, arrays.scale):
+    used, steps = np.zeros(len(arrays.weight), bool), iter(arrays.hidden_scale)
+    for layer, weight, bias, scale in quantized_views(network, *arrays[:3]):
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            factor = scale if layer.head else level_factors(scale, next(steps))
+        if network.activation == "relu" and not np.isfinite(factor).all():
+            yield "scale must be less than 2^128 of its layer's steps"
         most = np.abs(weight.astype(np.int64)).sum(axis=1) * -LOWEST
         if (np.abs(bias.astype(np.int64)) + most > np.iinfo(np.int32).max).any():
             yield "bias must leave the sums of its channel within int32"

@@ -4,7 +4,8 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from lowgpu.quantization.calibration import layer_name
+from lowgpu.quantization.calibration import layer_name, parts_of
+from lowgpu.quantization.fine_tuning import Student
 from lowgpu.quantization.forward import ROWS, layer_values
 from lowgpu_kernels import mlp_forward
 
@@ -69,26 +70,23 @@ def compare(network, parameters, calibration, observations, actions, *, values=F
             of the original's values.
         kl: of the softmax of the original's logits to that of the quantized, nats, mean and
             largest; None for action values.
-        layers: {name: dB} of 10 log10(sum x^2 / sum (x - quantized x)^2); infinite without noise.
+        layers: {name: dB} of 10 log10(sum x^2 / sum (x - quantized x)^2); infinite without noise. x is
+            the original's; of a fine-tuned hidden layer, what its integers give of exact activations.
     """
     gate = gate or Gate()
+    source = calibration.source or network
     mine, theirs, signal, noise = [], [], {}, {}
     for first in range(0, len(observations), ROWS):
         x = np.ascontiguousarray(observations[first : first + ROWS])
-        y = mlp_forward(x, parameters, network=network).y
-        hidden = mlp_forward(x, calibration.parameters, network=network).hidden
-        heads, read = [], x[:, calibration.columns]
-        layers = layer_values(calibration.network, calibration.arrays, read)
-        for layer, (_, _, made) in zip(network.layers, layers):
-            wanted = (y if layer.head else hidden)[:, layer.column : layer.column + layer.fan_out]
-            name, wanted = layer_name(network, layer), wanted.astype(np.float64)
-            if not layer.head:  # copies of a unit add up
-                made = made.reshape(len(x), -1, layer.fan_out).sum(axis=1)
+        heads = []
+        for layer, wanted, z, made in _layers(calibration, source, x):
+            name, wanted = layer_name(source, layer), wanted.astype(np.float64)
             signal[name] = signal.get(name, 0) + np.square(wanted).sum()
             noise[name] = noise.get(name, 0) + np.square(wanted - made).sum()
-            heads += [made] if layer.head else []
+            heads += [z] if layer.head else []
         theirs.append(np.concatenate(heads, axis=1))
-        mine.append(y[:, : theirs[-1].shape[1]])
+        y = mlp_forward(x, parameters, network=network).y
+        mine.append(y[:, : sum(widths[-1] for widths in network.towers)])
     each, state = action_values(np.concatenate(mine), actions, values)
     its_each, its_state = action_values(np.concatenate(theirs), actions, values)
     found = _figures(each, state, its_each, its_state, gate.gap)
@@ -96,6 +94,23 @@ def compare(network, parameters, calibration, observations, actions, *, values=F
     found["kl"] = None if values else _kl(each, its_each)
     found["layers"] = {name: _decibels(signal[name], noise[name]) for name in signal}
     return found
+
+
+def _layers(calibration, source, x):
+    """(layer, exact values, sums in their unit, quantized values) of every layer of a quantized network."""
+    exact = mlp_forward(x, calibration.parameters, network=source)
+    tuned = Student(calibration).unrounded(x) if calibration.tuned else []
+    layers = layer_values(calibration.network, calibration.arrays, x[:, calibration.columns])
+    for n, (layer, (_, z, made)) in enumerate(zip(source.layers, layers)):
+        own = slice(layer.column, layer.column + layer.fan_out)
+        if layer.head:
+            yield layer, exact.y[:, own], z, made
+        elif n < len(tuned):
+            yield layer, tuned[n], z, made
+        else:  # copies of a unit of relu add up, those of tanh have a mean
+            made = made.reshape(len(x), -1, layer.fan_out)
+            made = made.sum(axis=1) / (made.shape[1] // parts_of(source, made.shape[1]))
+            yield layer, exact.hidden[:, own], z, made
 
 
 def _figures(each, state, its_each, its_state, gap):
@@ -182,7 +197,7 @@ def failures(report, gate):
     """What of a report the gate refuses, a sentence each; a NaN is refused everywhere."""
     found = []
     if not report["agreement"] >= gate.agreement:
-        hint = "; a network of relu keeps finer levels" if report["activation"] == "tanh" else ""
+        hint = "" if "fine_tuning" in report["calibration"] else "; fine-tuning may help"
         found.append(f"agreement is {report['agreement']:.4%}, below {gate.agreement:.2%}{hint}")
     if not report["flips_past_gap"] <= 0:
         found.append(
@@ -232,8 +247,9 @@ def as_text(report):
         (
             "calibration",
             f"{seen['method']}, {seen['rows']:,} rows; copies: {seen['copies']} of a column, "
-            f"{seen['unit_copies']} of a hidden unit",
+            f"{seen['unit_copies']} of a hidden unit{', written anew' * seen.get('rewritten', False)}",
         ),
+        *_tuning_rows(seen.get("fine_tuning")),
         ("same greedy action", f"{_figure(report['agreement'], '.3%')} of {report['rows']:,} rows"),
         (
             "",
@@ -266,6 +282,16 @@ def as_text(report):
         ("gate", "passed" if report["passed"] else "failed: " + "; ".join(report["failed"])),
     ]
     return "".join(f"{name:20}{text}\n" for name, text in rows)
+
+
+def _tuning_rows(told):
+    if not told:
+        return []
+    text = (
+        f"{told['taken']:,} of {told['steps']:,} steps taken; on {told['checked_rows']:,} rows that"
+    )
+    changed = f"{told['agreement_before']:.3%} to {told['agreement']:.3%}"
+    return [("fine-tuning", text), ("", f"choose them the same action went from {changed}")]
 
 
 def _figure(value, form=".4g"):

@@ -8,27 +8,27 @@ from pathlib import Path
 import numpy as np
 
 from lowgpu import evaluate, runs
+from lowgpu.hardware import choose
 from lowgpu.policy import Policy
 from lowgpu.quantization import quantized, report
 from lowgpu.quantization.calibration import calibrate
+from lowgpu.quantization.fine_tuning import fine_tuned
 from lowgpu.quantization.forward import outputs
 from lowgpu.quantization.onnx_export import OnnxError, onnx_model
 from lowgpu.quantization.play import episode_returns, market_positions, play, starts
 from lowgpu.quantization.policy import FILE
+from lowgpu.quantization.rewriting import condensed, parted
 from lowgpu_kernels import mlp_forward
-from lowgpu_kernels.dims import Float
+from lowgpu_kernels.dims import Float, Int
 from lowgpu_kernels.ops.int8.pack_int8 import image_nbytes
 
 REPORT_JSON, REPORT_TEXT, ONNX = "quantized.json", "quantized.txt", "quantized.onnx"
 ENVS, STEPS = 64, 512  # that calibration is played on: 32,768 rows
-COPIES = (
-    (1, 1),
-    (2, 1),
-    (4, 1),
-    (8, 1),
-    (4, 2),
-    (8, 2),
-)  # of columns and of units, as they are tried
+CHECKED = 64  # more environments, whose rows choose among what fine-tuning made
+# Of columns and of units, as they are tried; those below, of a network written anew.
+COPIES = ((1, 1), (2, 1), (4, 1), (8, 1), (4, 2), (8, 2))
+FINEST = ((16, 1), (16, 2), (16, 4), (16, 8))
+FINE_TUNE = Int(0, 2**30)
 MOST_NBYTES = 96 * 1024  # of an image with copies, which a block of every GPU holds
 
 
@@ -99,11 +99,17 @@ class Subject:
         features = (feature.name for feature in FEATURES)
         return *features, "position", "unrealised return", "share of the episode"
 
-    def observations(self, data=None):
+    def rewritten(self, observations):
+        """(network, parameters) of the same policy, which rounding hurts less."""
+        own = self.policy.network, self.policy.parameters
+        return condensed(*parted(*own, self.actions, self.values), observations)
+
+    def observations(self, data=None, envs=ENVS):
         """What the greedy policy meets: on training bars, or in episodes of its own seed.
 
         Args:
             data: bars whose training split is played instead of that of the run's.
+            envs: played side by side; a row's is its number modulo envs.
 
         Raises:
             RunError: data that cannot be used, or given without a market.
@@ -115,7 +121,7 @@ class Subject:
         elif data:
             raise runs.RunError(f"--data is bars, and the run's env is {self.settings.env}")
         seed = self.seed ^ 1  # no start is one of those that an evaluation plays
-        state = starts(env, ENVS, series, seed)
+        state = starts(env, envs, series, seed)
         with_data = dict(table=table, series=series, seed=seed, keep=True)
         return play(env, self.decide, *state, STEPS, **with_data).observation
 
@@ -186,7 +192,7 @@ def _compound(returns):
     return np.prod(1 + returns, axis=-1) - 1
 
 
-def fitted(subject, observations, gate, copies=None, **how):
+def fitted(subject, observations, gate, copies=None, rewrite=False, **how):
     """The Calibration with the fewest copies that passes on its own observations.
 
     It passes with half of the changed actions that the gate allows, since held-out rows have more.
@@ -196,14 +202,17 @@ def fitted(subject, observations, gate, copies=None, **how):
         observations: to calibrate on.
         gate: whose agreement and gap it must reach; where none does, the nearest is taken.
         copies: (of columns, of hidden units) instead.
+        rewrite: for fine-tuning, which comes after: always from the network written anew, as
+            `rewriting` does, instead of trying that last; and where none passes the finest.
         how: method and percentile, for `calibrate`.
     """
     best, most = None, -1.0
-    for columns, units in COPIES if copies is None else (copies,):
+    forms = {False: lambda: (subject.policy.network, subject.policy.parameters)}
+    forms[True] = functools.cache(lambda: subject.rewritten(observations))
+    for anew, (columns, units) in _tries(copies, rewrite):
         try:
             made = calibrate(
-                subject.policy.network,
-                subject.policy.parameters,
+                *forms[anew](),
                 observations,
                 copies=columns,
                 unit_copies=units,
@@ -214,19 +223,50 @@ def fitted(subject, observations, gate, copies=None, **how):
             if best is None:
                 raise
             continue  # wider than a network may be, or units of tanh
+        made.summary["rewritten"] = anew
         if copies is not None:
             return made
         if best is not None and image_nbytes(made.network) > MOST_NBYTES:
             continue
         found = subject.compared(made, observations, gate)
-        if found["agreement"] > most:
+        if found["agreement"] > most or rewrite:
             best, most = made, found["agreement"]
         if 1 - most <= (1 - gate.agreement) / 2 and not found["flips_past_gap"]:
             return made
     return best
 
 
-def quantize_run(directory, *, data=None, agreement=0.99, copies=None, onnx=False, **how):
+def _tries(copies, rewrite):
+    """(whether written anew, copies), in the order that they are tried in."""
+    if copies is not None:
+        return [(rewrite, copies)]
+    return [*((rewrite, each) for each in COPIES), *((True, each) for each in FINEST)]
+
+
+def tuned(subject, data, gate, copies, steps, device, how):
+    """A Calibration of the network written anew, and its integers fine-tuned for some steps."""
+    rows = subject.observations(data, ENVS + CHECKED)
+    rows = rows.reshape(STEPS, ENVS + CHECKED, -1)
+    own, checked = (
+        np.ascontiguousarray(part.reshape(-1, rows.shape[-1]))
+        for part in (rows[:, :ENVS], rows[:, ENVS:])
+    )
+    made = fitted(subject, own, gate, copies, rewrite=True, **how)
+    about = {"steps": steps, "seed": subject.seed, "device": device}
+    return fine_tuned(made, own, checked, subject.actions, **about)
+
+
+def quantize_run(
+    directory,
+    *,
+    data=None,
+    agreement=0.99,
+    copies=None,
+    fine_tune=0,
+    device="cpu",
+    onnx=False,
+    **how,
+):
     """Quantize a run's last checkpoint, and write what came of it beside it.
 
     quantized.safetensors is the policy, quantized.json and quantized.txt are the report, and
@@ -237,6 +277,8 @@ def quantize_run(directory, *, data=None, agreement=0.99, copies=None, onnx=Fals
         data: bars to calibrate on, their training split; the run's own where left out.
         agreement: share of held-out rows that must keep their greedy action, in [0, 1].
         copies: (of each column, of each hidden unit); chosen by the gate where left out.
+        fine_tune: steps of fine-tuning, in [0, 2^30]; 0 is none.
+        device: that they run on: "cpu", "cuda", or "auto", a GPU where there is one.
         onnx: whether to write quantized.onnx.
         how: method and percentile, for `calibrate`.
 
@@ -247,13 +289,18 @@ def quantize_run(directory, *, data=None, agreement=0.99, copies=None, onnx=Fals
         RunError: no such run; data, observations or parameters that cannot be used; an argument out
             of range; the onnx package is missing. Nothing is written.
         ConfigError, CheckpointError: as `Policy.of_run`.
+        DeviceError: no such device.
     """
     directory = Path(directory)
     subject = Subject.of_run(directory)
     policy = subject.policy
     try:
         gate = report.Gate(Float(0, 1)("agreement", agreement).item())
-        calibration = fitted(subject, subject.observations(data), gate, copies, **how)
+        if FINE_TUNE("fine_tune", fine_tune):
+            device = choose(device).kind
+            calibration = tuned(subject, data, gate, copies, fine_tune, device, how)
+        else:
+            calibration = fitted(subject, subject.observations(data), gate, copies, **how)
         model = onnx_model(calibration, subject.actions) if onnx else None
     except (ValueError, OnnxError) as error:
         raise runs.RunError(str(error)) from None

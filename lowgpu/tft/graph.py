@@ -59,7 +59,7 @@ def buffers(shape, sequences, history, future):
     return found
 
 
-def forward(shape, weights, inputs, into, run, precision="float32"):
+def forward(shape, weights, inputs, into, run, precision="float32", made_by=None):
     """One pass: every op in order, each into its buffers.
 
     Args:
@@ -70,8 +70,9 @@ def forward(shape, weights, inputs, into, run, precision="float32"):
         into: what `buffers` names; without static variables also what they would have said.
         run: (op, arrays, out, **parameters) -> None, which fills `out`.
         precision: of the REAL arrays.
+        made_by: the Pass to make; `Pass` where left out.
     """
-    made = _Pass(shape, weights, inputs, into, run, precision)
+    made = (made_by or Pass)(shape, weights, inputs, into, run, precision)
     made.contexts()
     made.selections()
     made.recurrence()
@@ -81,7 +82,7 @@ def forward(shape, weights, inputs, into, run, precision="float32"):
 
 
 @dataclass(frozen=True)
-class _Pass:
+class Pass:
     """The arguments of `forward`, and its parts."""
 
     shape: object
@@ -113,7 +114,7 @@ class _Pass:
         for layer in range(self.shape.layers):
             for part, rows in enumerate((slice(self.history), slice(self.history, None))):
                 weight, bias = (self.weights[f"lstm.{layer}.{n}"][part] for n in ("input", "bias"))
-                self.run(linear, (_rows(x[rows]), weight, bias), _rows(gates[rows]))
+                self.run(linear, (rows_of(x[rows]), weight, bias), rows_of(gates[rows]))
             states = (self.into[f"context.{n}.{layer}"] for n in ("hidden", "cell"))
             recurrent, x = self.weights[f"lstm.{layer}.recurrent"], self.into[f"recurrent.{layer}"]
             arrays = gates, recurrent, *states, self.inputs["lengths"]
@@ -142,18 +143,18 @@ class _Pass:
         temporal = self.into["temporal"][self.history :]
         self._gate("output.gate", self.into["fed"], temporal, self.into["last"])
         arrays = (
-            _rows(self.into["last"]),
+            rows_of(self.into["last"]),
             self.weights["output.weight"],
             self.weights["output.bias"],
         )
-        self.run(linear_float32, arrays, _rows(self.into["prediction"]))
+        self.run(linear_float32, arrays, rows_of(self.into["prediction"]))
 
     def _named(self, name, arrays):
         return [self.weights.get(f"{name}.{n}") for n in arrays]
 
     def _project(self, name, x, out, op=linear):
-        arrays = _rows(x), self.weights[name], self.weights.get(f"{name}_bias")
-        self.run(op, arrays, _rows(out))
+        arrays = rows_of(x), self.weights[name], self.weights.get(f"{name}_bias")
+        self.run(op, arrays, rows_of(out))
 
     def _select(self, name, out):
         brought = self.inputs[f"{name}.reals"], self.inputs[f"{name}.categories"]
@@ -166,14 +167,14 @@ class _Pass:
         self.run(variable_mixture, arrays, out, epsilon=epsilon, precision=self.precision)
 
     def _network(self, name, x, out, context=None):
-        arrays = _rows(x), context, *self._named(name, ("first", "first_bias", *GATE))
-        self.run(gated_residual, arrays, _rows(out), epsilon=self.shape.epsilon)
+        arrays = rows_of(x), context, *self._named(name, ("first", "first_bias", *GATE))
+        self.run(gated_residual, arrays, rows_of(out), epsilon=self.shape.epsilon)
 
     def _gate(self, name, x, residual, out):
-        arrays = _rows(x), _rows(residual), *self._named(name, GATE)
-        self.run(gated_norm, arrays, _rows(out), epsilon=self.shape.epsilon)
+        arrays = rows_of(x), rows_of(residual), *self._named(name, GATE)
+        self.run(gated_norm, arrays, rows_of(out), epsilon=self.shape.epsilon)
 
 
-def _rows(array):
+def rows_of(array):
     """The same memory as rows that do not depend on each other."""
     return array.reshape(math.prod(array.shape[:-1]), array.shape[-1])

@@ -14,11 +14,18 @@ class Array:
         shape: its sizes.
         product: whether it is stored in the precision, as a product's factor is; else in float32.
         optional: whether a transformer may do without it.
+        other: a kind of elements that follows from neither.
+        kind: of its elements: "real" is the precision's; "number" is one that is not an array.
     """
 
     shape: tuple
     product: bool = False
     optional: bool = False
+    other: str | None = None
+
+    @property
+    def kind(self):
+        return self.other or ("real" if self.product else "float32")
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lowgpu.tft.graph import buffers, forward
+from lowgpu.tft.graph import Pass, buffers, forward
+from lowgpu.tft.graph_int8 import Int8Pass, int8_buffers
+from lowgpu.tft.int8_layout import int8_arrays
 from lowgpu.tft.layout import SELECTIONS
+from lowgpu.tft.tables import with_tables
 from lowgpu_kernels.dims import REAL
 
-PRECISIONS = "float32", "bfloat16"
+PRECISIONS = "float32", "bfloat16", "int8"
 LIBRARIES = "numpy", "cupy"
 
 
@@ -39,8 +42,9 @@ class TFT:
 
     Args:
         shape: a TFTShape, as an importer gives it.
-        arrays: the arrays that belong to it, by name, float64.
-        precision: "float32", or "bfloat16" for products and what is stored between them.
+        arrays: the arrays that belong to it, by name, float64; for "int8" those of `quantize_tft`.
+        precision: "float32"; "bfloat16" for products and what is stored between them; "int8" for the
+            products over steps, and bfloat16 for the rest of these.
         library: "numpy" runs on the CPU, "cupy" on its current GPU.
 
     Raises:
@@ -55,18 +59,20 @@ class TFT:
             raise ValueError(f"library must be one of {LIBRARIES}, got {library!r}")
         self.shape, self.precision, self.library = shape, precision, library
         self._types = {
-            "real": REAL[()].dtype({REAL.dtypes: precision}),
+            "real": REAL[()].dtype({REAL.dtypes: "bfloat16" if precision == "int8" else precision}),
             "float32": np.dtype(np.float32),
             "int32": np.dtype(np.int32),
+            "int8": np.dtype(np.int8),
         }
+        self._made_by = Int8Pass if precision == "int8" else Pass
         self._xp = np
         if library == "cupy":
             import cupy
 
             self._xp = cupy
         self._weights = {
-            n: self._placed(a, self._types[kind])
-            for n, (a, kind) in checked_weights(shape, arrays).items()
+            n: a.item() if kind == "number" else self._placed(a, self._types[kind])
+            for n, (a, kind) in checked_weights(shape, arrays, precision).items()
         }
         # What static variables would have said, where there are none.
         self._said = {} if shape.static.variables else _contexts(shape, arrays)
@@ -83,6 +89,8 @@ class TFT:
         future_categories=None,
         lengths=None,
         future_lengths=None,
+        *,
+        made_by=None,
     ):
         """The quantiles of every future step of a batch of sequences.
 
@@ -95,6 +103,7 @@ class TFT:
             lengths: int32 [sequences], steps of each history that are there; all where left out.
             future_lengths: int32 [sequences], steps of each future that are there; of use only where
                 predicted steps see later ones. What is predicted past them means nothing.
+            made_by: makes the pass of the arguments of `graph.Pass`: what calibration watches with.
 
         Returns:
             a Prediction. Static variables are read from step 0 of the history.
@@ -118,8 +127,18 @@ class TFT:
             if f"static.{kind}" in into:
                 into[f"static.{kind}"][:] = inputs[f"history.{kind}"][:, :1]
                 inputs[f"static.{kind}"] = into[f"static.{kind}"]
-        forward(self.shape, self._weights, inputs, into, self.run, self.precision)
+        real = self._types["real"].name
+        forward(self.shape, self._weights, inputs, into, self.run, real, made_by or self._made_by)
         return _prediction(into)
+
+    def has(self, name):
+        """Whether the transformer has an array of that name."""
+        return name in self._weights
+
+    def on_cpu(self, name):
+        """An array of the transformer's as a NumPy array; waits for a GPU."""
+        array = self._weights[name]
+        return array.copy() if isinstance(array, np.ndarray) else array.get()
 
     def run(self, op, arrays, out, **parameters):
         """One op of a pass, in the order of `lowgpu.tft.graph`: a subclass may time or watch it."""
@@ -128,7 +147,7 @@ class TFT:
     def _buffers(self, sizes):
         if sizes not in self._made:
             self._made = {}  # of one batch size at a time
-            wanted = buffers(self.shape, *sizes)
+            wanted = (int8_buffers if self.precision == "int8" else buffers)(self.shape, *sizes)
             made = {n: self._xp.empty(s, self._types[t]) for n, (s, t) in wanted.items()}
             for name, constant in self._said.items():
                 rows = np.tile(constant, (sizes[0], 1))
@@ -174,9 +193,10 @@ def _prediction(into):
     return Prediction(*(into[n].swapaxes(0, 1) for n in names))
 
 
-def checked_weights(shape, arrays):
+def checked_weights(shape, arrays, precision="float32"):
     """{name: (array, kind of element)} with what says which inputs each selection reads."""
-    wanted = shape.arrays()
+    int8 = precision == "int8"
+    wanted = int8_arrays(shape) if int8 else shape.arrays()
     unexpected = sorted(set(arrays) - set(wanted))
     if unexpected:
         raise ValueError(f"arrays has {unexpected[0]!r}, which a transformer of this shape has not")
@@ -190,7 +210,9 @@ def checked_weights(shape, arrays):
             raise ValueError(
                 f"arrays[{name!r}] must be {list(array.shape)}, got {list(np.shape(arrays[name]))}"
             )
-        found[name] = arrays[name], "real" if array.product else "float32"
+        found[name] = arrays[name], array.kind
+    if int8:
+        found = with_tables(shape, found)
     for name in SELECTIONS:
         selection = getattr(shape, name)
         columns = [shape.reals.index(n) for n in selection.reals]

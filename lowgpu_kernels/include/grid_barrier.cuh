@@ -3,6 +3,7 @@
 // block may do what needs neither.
 #pragma once
 #include "memory_order.cuh"
+#include "warpgroup.cuh"
 
 struct GridBarrier {
     unsigned* const arrivals;  // one counter for all blocks, 0 before the launch
@@ -14,13 +15,13 @@ struct GridBarrier {
     __device__ void arrive() {
         wanted += gridDim.x;
         __syncthreads();
-        if (threadIdx.x == 0) release_add(arrivals);
+        if (thread_index() == 0) release_add(arrivals);
     }
 
     // Every thread of the block; holds a block's barrier.
     __device__ void wait() const {
         // The difference, because the counter may wrap around.
-        if (threadIdx.x == 0)
+        if (thread_index() == 0)
             while (int(acquire_load(arrivals) - wanted) < 0) {
             }
         __syncthreads();

@@ -56,14 +56,15 @@ constexpr int PLAIN_AT = HIDDEN_AT + HIDDEN_LAYERS * 8;  // int: 1 where plain_l
 constexpr int IMAGE_NBYTES = round_up(PLAIN_AT + 4, 16);
 static_assert(IMAGE_NBYTES == LG_IMAGE_NBYTES, "pack_int8.py counts the same bytes");
 
-// Of two neighbouring columns. A bias is for levels from 0 on; of a hidden layer it has POSITIVE added.
+// Of two neighbouring columns. A bias is for levels from 0 on; of a hidden layer it has POSITIVE added. A
+// factor is what a unit of the sum is worth: of relu in levels, else in the unit of z.
 struct alignas(16) SumTerms {
     int bias[2];
-    float scale[2];
+    float factor[2];
 };
 
 // level(x) = clamp(rint(x * inverse) + zero, 0, 255), zero 128 more than in int8; offset is zero less
-// 1.5 * 2^23, by which a sum is rounded.
+// 1.5 * 2^23, by which a sum is rounded. Where relu is in front, inverse is 1.
 struct alignas(8) LevelTerms {
     float inverse, offset;
 };

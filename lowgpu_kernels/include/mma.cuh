@@ -22,6 +22,13 @@ __device__ inline void load_matrices_transposed(unsigned (&to)[4], const void* r
                  : "memory");
 }
 
+// An 8 x 8 matrix, turned: its rows are the columns of what the lanes hold.
+__device__ inline unsigned turned(unsigned of) {
+    unsigned to;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(to) : "r"(of));
+    return to;
+}
+
 // sums += a b, bf16 factors and float32 sums.
 __device__ inline void multiply_add_bf16(float (&sums)[4], const unsigned (&a)[4], unsigned b_low,
                                          unsigned b_high) {

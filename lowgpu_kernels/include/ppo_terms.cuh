@@ -23,10 +23,11 @@ __host__ __device__ inline Term policy_term(float ratio, float gain, float clip)
     const float low = 1.f - clip, high = 1.f + clip;
     const float nearest = ratio < low ? low : ratio > high ? high : ratio;
     const float unclipped = -ratio * gain, clipped = -nearest * gain;
-    if (nearest == ratio || unclipped > clipped) return {unclipped, -gain};
-    if (unclipped == clipped) return {unclipped, -0.5f * gain};
-    if (clipped > unclipped) return {clipped, 0.f};
-    return {nan_f32(), nan_f32()};
+    const bool whole = nearest == ratio || unclipped > clipped, even = unclipped == clipped;
+    const float at_edge = clipped > unclipped ? clipped : nan_f32();
+    // Chosen last, and not by leaving early: lanes stay together.
+    return {whole || even ? unclipped : at_edge,
+            whole ? -gain : even ? -0.5f * gain : clipped > unclipped ? 0.f : nan_f32()};
 }
 
 // Value loss of a row, and d loss / d v.
@@ -34,13 +35,12 @@ __host__ __device__ inline Term value_term(float v, float old, float target, flo
     const float error = v - target, moved = v - old;
     const float square = error * error;
     const float nearest = moved < -value_clip ? -value_clip : moved > value_clip ? value_clip : moved;
-    if (value_clip == 0.f || nearest == moved) return {0.5f * square, error};
     const float clipped_error = old + nearest - target;
     const float clipped_square = clipped_error * clipped_error;
-    if (square > clipped_square) return {0.5f * square, error};
-    if (square == clipped_square) return {0.5f * square, 0.5f * error};
-    if (clipped_square > square) return {0.5f * clipped_square, 0.f};
-    return {nan_f32(), nan_f32()};
+    const bool whole = value_clip == 0.f || nearest == moved || square > clipped_square;
+    const bool even = square == clipped_square, over = clipped_square > square;
+    return {whole || even ? 0.5f * square : over ? 0.5f * clipped_square : nan_f32(),
+            whole ? error : even ? 0.5f * error : over ? 0.f : nan_f32()};
 }
 
 // Replaces ACTIONS logits and the value after them by the gradient of the loss, which counts `share`

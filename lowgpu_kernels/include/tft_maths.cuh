@@ -36,7 +36,11 @@ __device__ inline float reciprocal_root(float x) {
 
 __device__ inline float exponential(float x) { return power_of_two(x * 1.4426950408889634f); }
 
-__device__ inline float elu(float x) { return x > 0.f ? x : exponential(x) - 1.f; }
+// Both sides are made, so that nothing branches.
+__device__ inline float elu(float x) {
+    const float below = exponential(x) - 1.f;
+    return x > 0.f ? x : below;
+}
 
 #if LG_FLOAT32
 __device__ inline float sigmoid(float x) { return reciprocal(1.f + exponential(-x)); }

@@ -78,7 +78,7 @@ struct Turn {
 };
 
 // Vectors of gradients, and of statistics, that the blocks leave.
-__device__ inline int vectors_of(int tiles) { return min(tiles, Turn::AT_ONCE); }
+__device__ inline int vectors_of(int tiles) { return tiles < Turn::AT_ONCE ? tiles : Turn::AT_ONCE; }
 
 // Where the gradient of the tile `at` goes.
 __device__ inline Partial vector_of(Bf16* partials, int at) {
@@ -151,16 +151,26 @@ __device__ inline void copy_layer(const Tile& tile, const unsigned char* image) 
                         image + IMAGE_WEIGHTS * sizeof(Bf16) + FIRST * sizeof(float), FLOATS, copies);
 }
 
-// The gradient of one row at the heads, rounded; zeros behind it.
-template <int L = 0, class Tile>
-__device__ inline void store_head_gradient(const Tile& tile, int row, const float* by_y) {
+// The gradient of one row at the heads, rounded, and zeros behind it, by LANES threads: every so many-th
+// piece is the thread's.
+template <int LANES = 1, int L = 0, class Tile>
+__device__ inline void store_head_gradient(const Tile& tile, int row, const float* by_y, int lane = 0) {
     if constexpr (L < LAYER_COUNT) {
         constexpr Layer layer = LAYERS[L];
         if constexpr (layer.head)
 #pragma unroll
-            for (int c = 0; c < round_up(layer.fan_out, 16); ++c)
-                tile.template output<L>()[swizzled(ROWS, row, c)] =
-                    to_real(c < layer.fan_out ? by_y[layer.column + c] : 0.f);
-        store_head_gradient<L + 1>(tile, row, by_y);
+            for (int piece = 0; piece < round_up(layer.fan_out, 16) / PIECE; ++piece) {
+                if (piece % LANES != lane) continue;
+                float eight[PIECE];
+#pragma unroll
+                for (int j = 0; j < PIECE; ++j) {
+                    const int c = piece * PIECE + j;
+                    eight[j] = c < layer.fan_out ? by_y[layer.column + c] : 0.f;
+                }
+                *reinterpret_cast<uint4*>(tile.template output<L>() + swizzled(ROWS, row, piece * PIECE)) =
+                    make_uint4(pack_bf16(eight[0], eight[1]), pack_bf16(eight[2], eight[3]),
+                               pack_bf16(eight[4], eight[5]), pack_bf16(eight[6], eight[7]));
+            }
+        store_head_gradient<LANES, L + 1>(tile, row, by_y, lane);
     }
 }

@@ -1,5 +1,6 @@
 // The gradients that tiles left of themselves, added up. A warp has 32 neighbouring 16-byte pieces of the
-// gradient and every SLICES-th tile; the block's warps add up in order.
+// gradient and every SLICES-th tile; the block's warps add up in order. Where working memory holds a part
+// of the tiles at a time, warps go on from the sums they left: the order, and so every bit, is the same.
 #pragma once
 #include "async_copy.cuh"
 #include "block.cuh"
@@ -16,10 +17,13 @@ union Piece {
 __device__ inline float to_float(float x) { return x; }
 __device__ inline float to_float(Bf16 x) { return __uint_as_float(unsigned(x.bits) << 16); }
 
-// Called by whole blocks of SUM_THREADS with SUM_THREADS * AHEAD pieces of shared `memory`. Block i writes
-// its part of `gradient` and the sum of its squares to squares[i].
-__device__ inline void sum_tiles(const Real* __restrict__ partials, int tiles, uint4* memory,
-                                 float* __restrict__ gradient, float* __restrict__ squares) {
+// Called by whole blocks of SUM_THREADS with SUM_THREADS * AHEAD pieces of shared `memory`. `from` has the
+// sums of the tiles before, [SLICES, LG_PARAMETERS], or is null. Where `to` is null, block i writes its part
+// of `gradient` and the sum of its squares to squares[i]; elsewhere it leaves the sums so far in `to`, which
+// may be `from`: a thread reads what it wrote. Tiles before these are a multiple of SLICES.
+__device__ inline void sum_tiles(const Real* __restrict__ partials, int tiles, const float* from, float* to,
+                                 uint4* memory, float* __restrict__ gradient,
+                                 float* __restrict__ squares) {
     __shared__ float sums[SLICES][32 * PIECE];
     __shared__ float scratch[SLICES];
     static_assert(32 * PIECE <= SUM_THREADS, "a thread an element");
@@ -27,7 +31,11 @@ __device__ inline void sum_tiles(const Real* __restrict__ partials, int tiles, u
     const int lane = threadIdx.x % 32, slice = threadIdx.x / 32;
     const int base = blockIdx.x * 32 * PIECE;
     const int piece = base + lane * PIECE;
+    const long long carried = (long long)slice * LG_PARAMETERS + piece;
     float of[PIECE] = {};
+    if (from != nullptr && piece < LG_PARAMETERS)
+#pragma unroll
+        for (int i = 0; i < PIECE; ++i) of[i] = from[carried + i];
     // Through shared memory, because a compiler short of registers waits for one load after another.
     uint4* const mine = memory + threadIdx.x;
     for (int first = slice; first < tiles; first += SLICES * AHEAD) {
@@ -47,6 +55,12 @@ __device__ inline void sum_tiles(const Real* __restrict__ partials, int tiles, u
 #pragma unroll
             for (int j = 0; j < PIECE; ++j) of[j] += to_float(got.of[j]);
         }
+    }
+    if (to != nullptr) {
+        if (piece < LG_PARAMETERS)
+#pragma unroll
+            for (int i = 0; i < PIECE; ++i) to[carried + i] = of[i];
+        return;
     }
 #pragma unroll
     for (int i = 0; i < PIECE; i += 4)

@@ -97,6 +97,59 @@ LG_PRODUCT(64, LG_NAMES_32, "%32", "%33", "%34", "%35", "%36", LG_16(0), LG_16(1
 LG_PRODUCT(128, LG_NAMES_64, "%64", "%65", "%66", "%67", "%68", LG_16(0), LG_16(16), LG_16(32),
            LG_16(48))
 
+// sums += a b, a in registers as sums of an earlier product are held: of 64 rows by 16 columns, with g = 0
+// and 1,
+//     a[2g + h]   row 16w + 8h + l / 4, columns 8g + l % 4 * 2 and the next
+// and b not TALL; nothing may be written to `a` before the product is waited for. First products are
+// sums = a b: what lay in the sums before does not stay alive for them, from one round of a loop to
+// the next.
+template <int N>
+struct ProductOf;
+
+#define LG_FRESH_4(i) "=&f"(sums[i]), "=&f"(sums[i + 1]), "=&f"(sums[i + 2]), "=&f"(sums[i + 3])
+#define LG_FRESH_16(i) LG_FRESH_4(i), LG_FRESH_4(i + 4), LG_FRESH_4(i + 8), LG_FRESH_4(i + 12)
+#define LG_MULTIPLY(N, NAMES, A, B, ADDS) \
+    "{\n.reg .pred adds;\nsetp.ne.b32 adds, " ADDS ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N \
+    "k16.f32.bf16.bf16 {" NAMES "}, " A ", " B ", adds, 1, 1"
+#define LG_PRODUCT_OF(N, NAMES, A, B, FIRST_A, FIRST_B, FRESH, ...)                                  \
+    template <>                                                                                      \
+    struct ProductOf<N> {                                                                            \
+        static __device__ inline void first(float (&sums)[N / 2], Factor a, Factor b) {              \
+            asm volatile(LG_MULTIPLY(N, NAMES, FIRST_A, FIRST_B, "0") ", 0, 0;\n}"                   \
+                         : FRESH()                                                                   \
+                         : "l"(a), "l"(b));                                                          \
+        }                                                                                            \
+        static __device__ inline void first(float (&sums)[N / 2], const unsigned* a, Factor b) {     \
+            asm volatile(LG_MULTIPLY(N, NAMES, A, B, "0") ", 0;\n}"                                  \
+                         : FRESH()                                                                   \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                      \
+        }                                                                                            \
+        static __device__ inline void add(float (&sums)[N / 2], const unsigned* a, Factor b) {       \
+            asm volatile(LG_MULTIPLY(N, NAMES, A, B, "1") ", 0;\n}"                                  \
+                         : __VA_ARGS__                                                               \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                      \
+        }                                                                                            \
+    };
+#define LG_FRESH_TWO() LG_FRESH_4(0), LG_FRESH_4(4)
+#define LG_FRESH_ALL_16() LG_FRESH_16(0)
+#define LG_FRESH_32() LG_FRESH_16(0), LG_FRESH_16(16)
+#define LG_FRESH_64() LG_FRESH_32(), LG_FRESH_16(32), LG_FRESH_16(48)
+LG_PRODUCT_OF(16, LG_NAMES_8, "{%8, %9, %10, %11}", "%12", "%8", "%9", LG_FRESH_TWO,
+              LG_4(0), LG_4(4))
+LG_PRODUCT_OF(32, LG_NAMES_16, "{%16, %17, %18, %19}", "%20", "%16", "%17", LG_FRESH_ALL_16,
+              LG_16(0))
+LG_PRODUCT_OF(64, LG_NAMES_32, "{%32, %33, %34, %35}", "%36", "%32", "%33", LG_FRESH_32,
+              LG_16(0), LG_16(16))
+LG_PRODUCT_OF(128, LG_NAMES_64, "{%64, %65, %66, %67}", "%68", "%64", "%65", LG_FRESH_64,
+              LG_16(0), LG_16(16), LG_16(32), LG_16(48))
+
+// Keeps words that a product reads where they are until the wait that this follows.
+template <int COUNT>
+__device__ inline void keep_words(unsigned (&words)[COUNT]) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) asm volatile("" : "+r"(words[i])::"memory");
+}
+
 // Four 8 x 8 matrices to shared memory: lanes 8i..8i+7 give the addresses of the eight 16 B rows of
 // matrix i; lane l holds of each row l / 4, columns l % 4 * 2 and the next.
 __device__ inline void store_matrices(unsigned row, const unsigned (&from)[4]) {

@@ -1,171 +1,19 @@
 // The way down through a tile that keeps every layer's output: from the gradient at the heads to those of
-// all parameters, which leave as one vector of LG_PARTIAL elements in the order in which threads have
-// them, so that a warp writes 512 bytes at a time. place_of says what lies where.
+// all parameters, which leave as one vector (gradient_vector.cuh), or for some, where a block has several tiles,
+// stay in registers until its last one is done.
 //
+//     Kept kept;
 //     ... the gradient by y lies in the heads' outputs, zeros in columns up to 64 and in rows that do
 //     not count ...
 //     show_to_products();
 //     tile.team.sync();
-//     backward_from<LAYER_COUNT - 1>(tile, Partial{vector, whether an earlier tile is in it});
+//     backward_from<LAYER_COUNT - 1>(tile, Partial{vector, whether an earlier tile is in it}, kept);
+//     ... after the last tile ...
+//     kept.store(vector, sharing_group(tile));
 //
-// Where SHARE blocks have the same tile each makes its part of the weights' gradients, in the vector
-// that they share, and all the rest of the way down.
 // Going down, the gradient by what a layer sums replaces what the layer gave, in the same place.
 #pragma once
-#include "bf16_add.cuh"
-#include "warpgroup_layers.cuh"
-
-constexpr int SHARE = LG_SHARE, SHARING_GROUPS = SHARE * GROUPS;
-
-// Inputs that a product has of a layer's weights at once, beside 64 of the outputs.
-__host__ __device__ constexpr int inputs_at_once(int layer) {
-    const int tall = column_blocks(LAYERS[layer].fan_out);
-    return LAYERS[layer].fan_in > 64 && tall * ((LAYERS[layer].fan_in + 127) / 128) >= SHARING_GROUPS
-               ? 128
-               : 64;
-}
-__host__ __device__ constexpr int products_across(int layer) {
-    return (LAYERS[layer].fan_in + inputs_at_once(layer) - 1) / inputs_at_once(layer);
-}
-// Elements of one product, and in front of a layer's: its products, then its biases.
-__host__ __device__ constexpr int product_elements(int layer) { return 64 * inputs_at_once(layer); }
-__host__ __device__ constexpr int products_elements(int layer) {
-    return column_blocks(LAYERS[layer].fan_out) * products_across(layer) * product_elements(layer);
-}
-__host__ __device__ constexpr int partial_offset(int layer) {
-    int offset = 0;
-    for (int l = 0; l < layer; ++l)
-        offset += products_elements(l) + column_blocks(LAYERS[l].fan_out) * 64;
-    return offset;
-}
-static_assert(partial_offset(LAYER_COUNT) == LG_PARTIAL, "grid_update.py counts the same elements");
-
-// Where a tile's gradient goes. An element is always the same thread's.
-struct Partial {
-    Bf16* const vector;
-    const bool adds;
-
-    __device__ void put(int at, uint4 eight) const {
-        if (adds)
-            add_eight_bf16(vector + at, eight);
-        else
-            *reinterpret_cast<uint4*>(vector + at) = eight;
-    }
-    __device__ void put(int at, float one) const {
-        if (adds)
-            add_bf16(vector + at, to_real(one));
-        else
-            vector[at] = to_real(one);
-    }
-};
-
-// What an element of the vector belongs to.
-struct Place {
-    int parameter;  // -1 for none
-    int image;      // byte in the image of warpgroup_layers.cuh
-    __device__ bool is_bias() const { return image >= IMAGE_WEIGHTS * int(sizeof(Bf16)); }
-};
-
-template <int L = 0>
-__device__ inline Place place_of(int element) {
-    if constexpr (L == LAYER_COUNT)
-        return {-1, 0};
-    else {
-        if (element >= partial_offset(L + 1)) return place_of<L + 1>(element);
-        constexpr Layer layer = LAYERS[L];
-        const int at = element - partial_offset(L);
-        if (at >= products_elements(L)) {
-            const int output = at - products_elements(L);
-            // The gap after a head's biases, too: its gradient is zero.
-            if (output >= round_up(layer.fan_out, 8)) return {-1, 0};
-            return {layer.bias + output,
-                    IMAGE_WEIGHTS * int(sizeof(Bf16)) + (layer.gradient + output) * int(sizeof(float))};
-        }
-        constexpr int N = inputs_at_once(L);
-        const int product = at / product_elements(L), piece = at % product_elements(L) / 8;
-        const int thread = piece % GROUP_THREADS, sum = piece / GROUP_THREADS * 8 + at % 8;
-        const int output = product / products_across(L) * 64 + thread / 32 * 16 + thread % 32 / 4 +
-                           sum / 2 % 2 * 8;
-        const int input = product % products_across(L) * N + sum / 4 * 8 + thread % 4 * 2 + sum % 2;
-        if (output >= layer.fan_out || input >= layer.fan_in) return {-1, 0};
-        return {layer.weight + output * layer.fan_in + input,
-                (weight_offset(L) + swizzled(weight_rows(L), output, input)) * int(sizeof(Bf16))};
-    }
-}
-
-// One product of layer L's weight gradient, the layer's gradient transposed times its input: 64 outputs
-// by N inputs, and beside them the gradient of the biases, a product with ones.
-template <int L>
-struct WeightGradient {
-    static constexpr Layer layer = LAYERS[L];
-    static constexpr int N = inputs_at_once(L), ACROSS = products_across(L);
-    static constexpr int COUNT = column_blocks(layer.fan_out) * ACROSS;
-    float sums[N / 2], bias[4];
-
-    // Past the last product that one again, which is not stored: no branch for the registers to meet at.
-    template <class Tile>
-    __device__ void start(const Tile& tile, int i) {
-        constexpr int BLOCK = ROWS * ROW_NBYTES;
-        i = min(i, COUNT - 1);
-        const int input = i % ACROSS * N;
-        const Factor down =
-            factor(shared_address(tile.template output<L>()) + i / ACROSS * BLOCK, BLOCK);
-        const Factor across =
-            factor(shared_address(tile.template input<L>()) + input / BLOCK_COLUMNS * BLOCK, BLOCK);
-        const Factor ones = ones_factor(shared_address(tile.ones));
-        start_products();
-#pragma unroll
-        for (int k = 0; k < ROWS / 16; ++k) {
-            const Factor a = further(down, k * 2 * EIGHT_ROWS_NBYTES);
-            const Factor b = further(across, k * 2 * EIGHT_ROWS_NBYTES);
-            Product<N, true, true>::start(sums, a, b, k > 0);
-            Product<8, true, true>::start(bias, a, ones, k > 0);
-        }
-        end_product_group();
-    }
-
-    __device__ void store(const Partial& partial, int i) {
-        take_sums(sums);
-        take_sums(bias);
-        // A head's products have rows that belong to no output: whole warps have nothing to write.
-        const int output = i / ACROSS * 64 + warp_index() % 4 * 16;
-        if (i >= COUNT || output >= layer.fan_out) return;
-        const int thread = warp_index() % 4 * WARP_LANES + lane_index();
-        const int to = partial_offset(L) + i * product_elements(L) + thread * 8;
-#pragma unroll
-        for (int j = 0; j < N / 2; j += 8)
-            partial.put(to + j * GROUP_THREADS,
-                        make_uint4(pack_bf16(sums[j], sums[j + 1]), pack_bf16(sums[j + 2], sums[j + 3]),
-                                   pack_bf16(sums[j + 4], sums[j + 5]),
-                                   pack_bf16(sums[j + 6], sums[j + 7])));
-        if (i % ACROSS == 0 && thread % 4 == 0) {
-            const int of_bias = partial_offset(L) + products_elements(L) + output + thread % 32 / 4;
-            partial.put(of_bias, bias[0]);
-            partial.put(of_bias + 8, bias[2]);
-        }
-    }
-};
-
-// The group's number among all that share a tile.
-template <class Tile>
-__device__ inline int sharing_group(const Tile& tile) {
-    return blockIdx.x % SHARE * GROUPS + tile.team.warp / 4;
-}
-
-// The products of a weight gradient from `from` on that are this group's, two at a time.
-template <int L, class Tile>
-__device__ inline void weight_gradient_from(const Tile& tile, const Partial& partial, int from) {
-#pragma unroll 1
-    for (int i = from; i < WeightGradient<L>::COUNT; i += 2 * SHARING_GROUPS) {
-        WeightGradient<L> first, second;
-        first.start(tile, i);
-        second.start(tile, i + SHARING_GROUPS);
-        wait_for_products_but<1>();
-        first.store(partial, i);
-        wait_for_products_but<0>();
-        second.store(partial, i + SHARING_GROUPS);
-    }
-}
+#include "gradient_products.cuh"
 
 // Two gradients side by side, each times the derivative of what the activation gave.
 __device__ inline unsigned through_activation_pair(float low, float high, unsigned stored) {
@@ -242,41 +90,34 @@ struct InputGradient {
 };
 
 // The gradients of layer L's parameters and, on the way down, the gradient by what the layer before it
-// sums, in the place of what that layer gave. While the tensor cores work on one product a group
-// stores or masks what the one before gave.
-template <int L, class Tile>
-__device__ inline void backward_from(const Tile& tile, const Partial& partial) {
-    const int group = tile.team.warp / 4, product = sharing_group(tile);
+// sums, in the place of what that layer gave. `held` is of the layer above: it leaves while the tensor
+// cores work here, and not in front of a fence, which would wait for it.
+template <int L, class Tile, class Keeps, class Held>
+__device__ inline void backward_from(const Tile& tile, const Partial& partial, Keeps& kept, Held& held) {
+    const int group = tile.team.warp / 4, sharing = sharing_group(tile);
+    Products<L> others;
+    auto& made = products_of<L>(kept, others);
+    constexpr int STARTED_FIRST = Keeps::LAYER == L ? 1 : Products<L>::STARTED_FIRST;
     if constexpr (LAYERS[L].depth > 0) {
-        WeightGradient<L> first;
         using Input = InputGradient<L>;
-        unsigned words[Input::PASSES][Input::N / 4];
-        {
-            Input of_input;
-            of_input.start(tile, group);
-            first.start(tile, product);
-            wait_for_products_but<1>();
-            of_input.finish(tile, group, words[0]);
-        }
-        if constexpr (WeightGradient<L>::COUNT > SHARING_GROUPS) {
-            WeightGradient<L> second;
-            second.start(tile, product + SHARING_GROUPS);
-            wait_for_products_but<1>();
-            first.store(partial, product);
-            wait_for_products_but<0>();
-            second.store(partial, product + SHARING_GROUPS);
-        } else {
-            wait_for_products_but<0>();
-            first.store(partial, product);
-        }
-        weight_gradient_from<L>(tile, partial, product + 2 * SHARING_GROUPS);
+        // Zeros, because registers that only some groups write would be taken from one tile to the next.
+        unsigned words[Input::PASSES][Input::N / 4] = {};
 #pragma unroll
-        for (int pass = 1; pass < Input::PASSES; ++pass) {
+        for (int pass = 0; pass < Input::PASSES; ++pass) {
             Input of_input;
             of_input.start(tile, group + pass * GROUPS);
-            wait_for_products_but<0>();
+            if (pass == 0) {
+                made.start_first(tile, partial, sharing);
+                held.leave_later(partial, sharing);
+                wait_for_products_but<STARTED_FIRST>();
+            } else {
+                wait_for_products_but<0>();
+            }
             of_input.finish(tile, group + pass * GROUPS, words[pass]);
         }
+        made.start_others(tile, partial, sharing);
+        wait_for_products_but<0>();
+        made.leave(partial, sharing);
         tile.team.sync();  // every warp has read what is replaced now
 #pragma unroll
         for (int pass = 0; pass < Input::PASSES; ++pass)
@@ -284,7 +125,26 @@ __device__ inline void backward_from(const Tile& tile, const Partial& partial) {
         show_to_products();
         tile.team.sync();
     } else {
-        weight_gradient_from<L>(tile, partial, product);
+        made.start_first(tile, partial, sharing);
+        held.leave_later(partial, sharing);
+        made.start_others(tile, partial, sharing);
+        wait_for_products_but<0>();
+        made.leave(partial, sharing);
     }
-    if constexpr (L > 0) backward_from<L - 1>(tile, partial);
+    if constexpr (L > 0)
+        backward_from<L - 1>(tile, partial, kept, made);
+    else
+        made.leave_later(partial, sharing);
+}
+
+// All the way down. What a block keeps over its tiles leaves after the last one: kept.store(...).
+template <int L, class Tile, class Keeps>
+__device__ inline void backward_from(const Tile& tile, const Partial& partial, Keeps& kept) {
+    NoProducts above;
+    backward_from<L>(tile, partial, kept, above);
+}
+template <int L, class Tile>
+__device__ inline void backward_from(const Tile& tile, const Partial& partial) {
+    NoProducts kept;
+    backward_from<L>(tile, partial, kept);
 }

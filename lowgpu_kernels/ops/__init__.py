@@ -1,6 +1,7 @@
 """Every op, by name. Adding an op is adding its file and its line here."""
 
 from lowgpu_kernels.ops.advantage.gae import gae
+from lowgpu_kernels.ops.dqn.dqn_rounds import dqn_rounds
 from lowgpu_kernels.ops.dqn.dqn_update import dqn_update
 from lowgpu_kernels.ops.dqn.experience import experience
 from lowgpu_kernels.ops.dqn.target_move import target_move
@@ -18,6 +19,7 @@ from lowgpu_kernels.ops.policy.pack_network import pack_network
 from lowgpu_kernels.ops.ppo.ppo_loss import ppo_loss
 from lowgpu_kernels.ops.ppo.ppo_update import ppo_update
 from lowgpu_kernels.ops.replay.anneal_weights import anneal_weights
+from lowgpu_kernels.ops.replay.priority_gather import priority_gather
 from lowgpu_kernels.ops.replay.priority_sample import priority_sample
 from lowgpu_kernels.ops.replay.priority_update import priority_update
 from lowgpu_kernels.ops.replay.replay_gather import replay_gather
@@ -33,10 +35,14 @@ from lowgpu_kernels.ops.stats.moments import moments
 from lowgpu_kernels.ops.stats.normalize import normalize
 from lowgpu_kernels.ops.stats.permutation import permutation
 from lowgpu_kernels.ops.tft.gated import gated_norm, gated_residual
+from lowgpu_kernels.ops.tft.gated_int8 import gated_norm_int8, gated_residual_int8
 from lowgpu_kernels.ops.tft.interpretable_attention import interpretable_attention
 from lowgpu_kernels.ops.tft.linear import linear, linear_float32
+from lowgpu_kernels.ops.tft.linear_int8 import linear_int8
 from lowgpu_kernels.ops.tft.lstm import lstm
+from lowgpu_kernels.ops.tft.lstm_int8 import lstm_int8
 from lowgpu_kernels.ops.tft.selection_weights import selection_weights
+from lowgpu_kernels.ops.tft.tabulated_mixture import tabulated_mixture
 from lowgpu_kernels.ops.tft.variable_mixture import variable_mixture
 
 __all__ = [
@@ -45,6 +51,7 @@ __all__ = [
     "adam",
     "anneal_weights",
     "categorical",
+    "dqn_rounds",
     "dqn_update",
     "env_step",
     "episode_statistics",
@@ -53,7 +60,9 @@ __all__ = [
     "fake_quantize_gradient",
     "gae",
     "gated_norm",
+    "gated_norm_int8",
     "gated_residual",
+    "gated_residual_int8",
     "huber",
     "int8_gemm",
     "int8_gemm_requantized",
@@ -61,7 +70,9 @@ __all__ = [
     "interpretable_attention",
     "linear",
     "linear_float32",
+    "linear_int8",
     "lstm",
+    "lstm_int8",
     "minibatch_moments",
     "mlp_backward",
     "mlp_forward",
@@ -74,6 +85,7 @@ __all__ = [
     "permutation",
     "ppo_loss",
     "ppo_update",
+    "priority_gather",
     "priority_sample",
     "priority_update",
     "replay_gather",
@@ -82,6 +94,7 @@ __all__ = [
     "reset",
     "rollout",
     "selection_weights",
+    "tabulated_mixture",
     "target_move",
     "variable_mixture",
 ]

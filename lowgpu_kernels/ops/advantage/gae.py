@@ -7,6 +7,7 @@ from numba import prange
 
 from lowgpu_kernels import launch
 from lowgpu_kernels.arrays import Buffer, absent
+from lowgpu_kernels.compile import cuda_c
 from lowgpu_kernels.device import cuda, f32, i32, njit, u64
 from lowgpu_kernels.device.reduce import block_moments
 from lowgpu_kernels.dims import BOOL, F32, E, Float, Outputs, T
@@ -16,10 +17,9 @@ from lowgpu_kernels.ops.advantage.steps import (
     ahead_of,
     delta_of,
     fill_group,
-    map_group,
     read_group,
 )
-from lowgpu_kernels.ops.stats.moments import THREADS as MERGE_THREADS
+from lowgpu_kernels.ops.stats.moments import THREADS as MOMENTS_THREADS
 from lowgpu_kernels.ops.stats.moments import moments as moments_of
 from lowgpu_kernels.ops.stats.moments import moments_kernel
 
@@ -28,24 +28,27 @@ THREADS = 128  # environments a block of gae_kernel; 64 is 20 % slower (H200, 20
 # threads, so 131072 environments run in one wave on 132 SMs; with 8 it does not, and takes 13 % longer
 # (H200, 2026-12-01).
 GROUP = 4
-SCAN_THREADS = 512  # threads a block of gae_scan_kernel (H200, 2026-12-01)
-SCAN_GROUP = 8  # steps a thread of gae_scan_kernel holds in registers; 4 is slower everywhere
+# Of gae.cu's kernels, for few environments. Measured beside five other shapes: docs/decisions.md.
+SCAN_THREADS = 256  # threads a block of gae_scan_kernel at most
+SCAN_GROUP = 16  # steps a thread of it holds in registers
 LANES = 32  # environments a block of it: one warp reads one 128 B line of each array a step
-# Environments an SM from which gae_kernel is the faster of the two: 16384 on 132 SMs, with limits or
-# without (H200, 2026-12-01).
-WIDE_ENVS = 124
+MERGE_THREADS = 128  # threads of gae_merge_kernel
+# Environments an SM from which gae_kernel is the faster of the two. With limits that is between 16384 on
+# 132 SMs, where the scan takes 11 % less, and 32768, where it takes 10 to 17 % more; without limits it is
+# at 65536 (H200, 2026-12-01).
+WIDE_ENVS = 186
 
 
 def shape_of(steps, envs, sms):
     """Environments a block, and how many parts of their time it works on at once.
 
-    1 part is gae_kernel's, for many environments or too few steps to cut; gae_scan_kernel has more.
+    1 part is gae_kernel's, for many environments or too few steps to cut; gae.cu's kernels have more.
     """
     if steps <= SCAN_GROUP or envs >= WIDE_ENVS * sms:
         return THREADS, 1
     lanes = min(LANES, _power_of_two(envs))
     most = SCAN_THREADS // lanes
-    # A power of two of threads, as block_moments needs, and a warp at least.
+    # A power of two of threads, and a warp at least.
     return lanes, min(max(_power_of_two(blocks(steps, SCAN_GROUP)), launch.WARP // lanes), most)
 
 
@@ -60,7 +63,7 @@ def _partials_shape(sizes, params):
 
 @op(
     # The recursion's roundings, a few a step, and those of merging moments: a thread's groups one
-    # after the other, threads logarithmically, blocks 256 side by side.
+    # after the other, threads and blocks' results few by few.
     error=lambda T, E, **_: 8 * (T + 1) + 4 * (24 + E / LANES / MERGE_THREADS),
     scratch={"partials": ("float32", _partials_shape)},
     bench=("T=128 E=4096", "T=64 E=16384", "T=128 E=131072", "T=65536 E=4"),
@@ -237,102 +240,45 @@ def gae_kernel(
         partials[block, 0], partials[block, 1], partials[block, 2] = count, mean, m2
 
 
-@launch.kernel(threads=SCAN_THREADS)
-def gae_scan_kernel(
-    reward,
-    value,
-    last_value,
-    terminated,
-    truncated,
-    final_value,
-    gamma,
-    lam,
-    steps,
-    lane_bits,
-    advantage,
-    returns,
-    partials,
-):
-    # A block owns 2^lane_bits environments and walks back through time in tiles, a group a thread;
-    # lanes of a warp hold neighbouring environments. A group is an affine map of the advantage
-    # behind it, ahead -> offset + slope * ahead: each thread keeps its group in registers and leaves
-    # its map in shared memory, walks the maps behind it, then fills its group in.
-    offsets = cuda.shared.array(SCAN_THREADS, f32)
-    slopes = cuda.shared.array(SCAN_THREADS, f32)
-    cuts = cuda.shared.array(SCAN_THREADS, np.bool_)
-    carried = cuda.shared.array(LANES, f32)
-    counts = cuda.shared.array(SCAN_THREADS, f32)
-    means = cuda.shared.array(SCAN_THREADS, f32)
-    m2s = cuda.shared.array(SCAN_THREADS, f32)
-    deltas = cuda.local.array(SCAN_GROUP, f32)
-    values = cuda.local.array(SCAN_GROUP, f32)
-    ends = cuda.local.array(SCAN_GROUP, np.uint8)
-    limits = cuda.local.array(SCAN_GROUP, np.uint8)
-    finals = cuda.local.array(SCAN_GROUP, f32)
-    group = deltas, values, ends, limits, finals
-    inputs = reward, value, terminated, truncated, final_value
-    outputs = advantage, returns
-    thread, lanes, decay = cuda.threadIdx.x, 1 << lane_bits, gamma * lam
-    lane, chunk, chunks = thread & (lanes - 1), thread >> lane_bits, cuda.blockDim.x >> lane_bits
-    e, envs = u64(cuda.blockIdx.x * lanes + lane), u64(last_value.shape[0])
-    count, mean, m2 = f32(0), f32(0), f32(0)
-    if chunk == 0:
-        carried[lane] = f32(0)
-    left = steps
-    while left > 0:
-        # Steps up to the end of this thread's group; the first tile in time may leave it none.
-        mine = left - chunk * SCAN_GROUP
-        held = min(mine, SCAN_GROUP) if e < envs else 0
-        end = u64(max(mine, 0)) * envs + e
-        if held > 0:
-            next_value = value[end] if mine < steps else last_value[e]
-            read_group(inputs, end, envs, held, next_value, gamma, group)
-            offsets[thread], slopes[thread], cuts[thread] = map_group(deltas, ends, held, decay)
-        cuda.syncthreads()
-        ahead = carried[lane]
-        if held > 0:
-            for later in range(chunk):
-                other = (later << lane_bits) + lane
-                # Select, not a slope of 0: 0 * NaN is NaN.
-                ahead = offsets[other] + slopes[other] * ahead_of(cuts[other], ahead)
-        # Nobody may write what follows, or the next maps, before everybody has read these.
-        cuda.syncthreads()
-        if held > 0:
-            ahead = fill_group(outputs, end, envs, held, ahead, decay, group)
-            count, mean, m2 = add_group(count, mean, m2, deltas, held)
-            if chunk == chunks - 1:
-                carried[lane] = ahead
-        left -= chunks * SCAN_GROUP
-    count, mean, m2 = block_moments(counts, means, m2s, count, mean, m2)
-    if thread == 0:
-        block = cuda.blockIdx.x
-        partials[block, 0], partials[block, 1], partials[block, 2] = count, mean, m2
-
-
 @gae.on_cuda
 def _launch(reward, value, last_value, terminated, truncated, final_value, gamma, lam, *outputs):
     advantage, returns, moments, partials, stream = outputs
     _refuse_one_without_the_other(truncated, final_value)
+    steps, envs = reward.shape
+    lanes, chunks = shape_of(steps, envs, launch.device().sms)
+    inputs = reward, value, last_value, terminated, truncated, final_value
+    results = advantage, returns, partials
+    if chunks == 1:
+        _launch_wide(inputs, gamma, lam, i32(steps), results, stream)
+        moments_kernel[1, MOMENTS_THREADS, stream](partials, f32(0), moments)
+        return
+    overlaps, limits = launch.device().capability >= (9, 0), truncated is not None
+    scan, merge = (scan_kernel(name, overlaps, limits) for name in ("scan", "merge"))
+    # Both wait for the launch in front before they read anything.
+    early = Buffer(0, (0,), partials.dtype) if overlaps else None
+    grid, bits = len(partials), i32(lanes.bit_length() - 1)
+    args = *inputs, gamma, lam, i32(steps), i32(envs), bits, *results
+    launch.launch(scan, grid, lanes * chunks, args, stream, early=early)
+    launch.launch(merge, 1, MERGE_THREADS, (partials, i32(grid), moments), stream, early=early)
+
+
+def scan_kernel(name, overlaps, limits):
+    """One of gae.cu's kernels, "scan" or "merge", for devices whose launches overlap or not."""
+    sizes = {"threads": SCAN_THREADS, "group": SCAN_GROUP, "merge_threads": MERGE_THREADS}
+    # With final values, registers for two blocks an SM are not enough.
+    choices = {"overlaps": overlaps, "limits": limits, "resident": 1 if limits else 2}
+    return cuda_c("advantage/gae", f"gae_{name}_kernel", **sizes, **choices)
+
+
+def _launch_wide(inputs, gamma, lam, steps, results, stream):
+    reward, value, last_value, terminated, truncated, final_value = inputs
+    advantage, returns, partials = results
     if truncated is None:
         truncated, final_value = absent(terminated, 1), absent(reward, 1)
-    steps, envs = reward.shape
-    inputs = (
-        _flat(reward),
-        _flat(value),
-        last_value,
-        *(_flat(flags, np.uint8) for flags in (terminated, truncated)),
-        _flat(final_value),
-    )
+    flags = (_flat(array, np.uint8) for array in (terminated, truncated))
+    inputs = _flat(reward), _flat(value), last_value, *flags, _flat(final_value)
     results = _flat(advantage), _flat(returns), partials
-    lanes, chunks = shape_of(steps, envs, launch.device().sms)
-    grid = len(partials)
-    if chunks == 1:
-        gae_kernel[grid, lanes, stream](*inputs, gamma, lam, i32(steps), *results)
-    else:
-        bits = i32(lanes.bit_length() - 1)
-        scan = gae_scan_kernel[grid, lanes * chunks, stream]
-        scan(*inputs, gamma, lam, i32(steps), bits, *results)
-    moments_kernel[1, MERGE_THREADS, stream](partials, f32(0), moments)
+    gae_kernel[len(partials), THREADS, stream](*inputs, gamma, lam, steps, *results)
 
 
 def _flat(array, dtype=None):

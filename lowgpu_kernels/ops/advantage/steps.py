@@ -77,15 +77,3 @@ def add_group(count, mean, m2, x, held):
         if k < held:
             squares += (x[k] - middle) * (x[k] - middle)
     return merge_moments(count, mean, m2, f32(held), middle, squares)
-
-
-@for_kernels
-def map_group(deltas, ends, held, decay):
-    """A group as an affine map of the advantage behind it, and whether an episode's end cuts it."""
-    offset, slope, cut = f32(0), f32(1), False
-    for k in range(len(deltas)):
-        if k < held:
-            offset = deltas[k] + decay * ahead_of(ends[k] != 0, offset)
-            slope = decay * slope
-            cut = cut or ends[k] != 0
-    return offset, slope, cut

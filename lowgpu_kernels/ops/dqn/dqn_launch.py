@@ -12,6 +12,7 @@ from lowgpu_kernels.ops.ppo.update_launch import (
     SUM_THREADS,
     launch_sum,
     part,
+    parts_of,
     sum_grid,
     work_shapes,
 )
@@ -28,20 +29,21 @@ WORK = {**UPDATE_WORK, "held": "float32"}
 
 def dqn_grid(env, network, batch, precision, on):
     """The GridUpdate of dqn_update_grid.cu for so many rows on the Device `on`, or None."""
-    # Of a row two states, in whose place the target's outputs were; the goal and the statistics; twice
-    # what else is known of it, and a table row.
+    # Of a row two states, in whose place the target's outputs were, and the parameters' of the next
+    # state; the goal and the statistics; twice what else is known of it, and a table row. 64 bytes are
+    # a kernel's own.
     states = 2 * (len(env.floats) + len(env.ints))
-    a_row = 4 * (max(states, network.outputs) + 1 + TALLY + 2 * (4 + 1))
+    a_row = 4 * (max(states, network.outputs) + network.outputs + 1 + TALLY + 2 * (4 + 1)) + 1
     # An element has its two places, the parameter, Adam's means and the target.
     needs = {"inputs": 3, "a_row": a_row, "an_element": 24, "sums_apart": False}
-    return grid_update(network, batch, precision, on, barriers=len(network.layers), **needs)
+    return grid_update(network, batch, precision, on, barriers=2 * len(network.layers), **needs)
 
 
 def work_of(sizes, params):
     """{name: shape} of the working memory of either way to run an update."""
     network, precision, batch = params["network"], params["precision"], sizes["B"]
     whole = dqn_grid(params["env"], network, batch, precision, launch.device())
-    made = work_shapes(whole, network, precision, batch, TALLY, images=2)
+    made = work_shapes(whole, network, precision, batch, params["accumulate"], TALLY, images=2)
     return made | {"held": (0 if whole is not None else batch, network.outputs)}
 
 
@@ -64,8 +66,8 @@ def update_kernels(env, network, tile, precision, double):
 def launch_updates(parameters, target, m, v, step, *rest):
     """Queue the updates; arguments as op.py gives them to a launcher."""
     *rows, table, series, env, network, lr, double, delta, tau, target_every = rest[:17]
-    beta1, beta2, eps, max_norm, precision, gradient, *results = rest[17:26]
-    *work, stream = rest[26:]
+    beta1, beta2, eps, max_norm, precision, accumulate, gradient, *results = rest[17:27]
+    *work, stream = rest[27:]
     require(env, table=table, series=series)
     learned = parameters, target, m, v, step
     world = table, series, i32(rows_of(series))
@@ -82,11 +84,11 @@ def launch_updates(parameters, target, m, v, step, *rest):
     for k in range(len(rows[2])):
         lone = ([part(array, k) for array in arrays] for arrays in (rows, results))
         args = learned, *lone, world, delta, (rates, moves), gradient, work
-        _launch_tiles(kernels, tile, network, precision, *args, stream)
+        _launch_tiles(kernels, tile, network, precision, accumulate, *args, stream)
 
 
 def _launch_grid(kernel, whole, learned, rows, world, delta, moving, outputs, work, stream):
-    partials, tallies, squares, counter, images, _ = work
+    partials, _, tallies, squares, counter, images, _ = work
     launch.clear(counter, stream)
     counts = tuple(map(i32, rows[2].shape))
     args = *learned, *rows, *world, *counts, delta, *moving, *outputs
@@ -99,6 +101,7 @@ def _launch_tiles(
     tile,
     network,
     precision,
+    accumulate,
     learned,
     rows,
     results,
@@ -111,15 +114,17 @@ def _launch_tiles(
 ):
     parameters, target, m, v, step = learned
     error, statistics, norm = results
-    partials, tallies, squares, counter, _, held = work
+    partials, carried, tallies, squares, counter, _, held = work
     rates, moves = moving
     by_tile, sum_up, move = kernels
     batch, on = rows[2].shape[1], launch.device()
-    args = parameters, target, *rows, *world, i32(batch), delta, held, partials, tallies, error
-    launch.launch(by_tile, tile.grid(batch, on), THREADS, args, stream, tile.nbytes)
-    args = partials, tallies, step, i32(tile.tiles(batch)), i32(batch), gradient
-    args = *args, squares, counter, statistics
-    launch_sum(sum_up, network, precision, args, stream)
+    given, tiles = (parameters, target, *rows, *world, i32(batch)), tile.tiles(batch)
+    for first, last in parts_of(tiles, accumulate):
+        ends = i32(first), i32(last)
+        args = *given, *ends, delta, held, partials, tallies, error
+        launch.launch(by_tile, tile.grid(last - first, on), THREADS, args, stream, tile.nbytes)
+        args = partials, tallies, step, *ends, i32(tiles), i32(batch), gradient, carried
+        launch_sum(sum_up, network, precision, (*args, squares, counter, statistics), stream)
     args = parameters, target, gradient, m, v, step, *rates, *moves
     args = *args, squares, i32(sum_grid(network.parameters, precision)), counter, norm
     launch.launch(move, blocks(network.parameters, MOVE_THREADS), MOVE_THREADS, args, stream)

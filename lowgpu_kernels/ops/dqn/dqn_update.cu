@@ -1,10 +1,11 @@
 // Kernels of dqn_update.py, launched one after another.
 //
-// dqn_update_tiles: a block takes tiles of LG_ROWS rows of the minibatch, one after another: first all of
-// them with the target's weights, for the values of the next states, and then all of them with the
-// parameters, so that weights are staged twice and not with every tile. A thread of the first LG_ROWS owns
-// a row: it gathers the row's states and works out its loss; all threads together run the network up and
-// down as update_tile.cuh describes. A tile leaves its own vector of gradients and sums of statistics.
+// dqn_update_tiles: a block takes tiles of LG_ROWS rows of the minibatch, one after another, of those from
+// `first_tile` to before `last_tile`: all, or as many as working memory holds vectors. It takes all of its
+// with the target's weights, for the values of the next states, and then all of them with the parameters,
+// so that weights are staged twice and not with every tile. A thread of the first LG_ROWS owns a row: it
+// gathers the row's states and works out its loss; all threads together run the network up and down as
+// update_tile.cuh describes. A tile leaves its own vector of gradients and sums of statistics.
 // dqn_update_sum: adds them up (update_sum.cuh); the last block adds up the statistics instead.
 // dqn_update_move: a thread has an element of the parameters, of Adam's means and of the target.
 #include "adam_terms.cuh"
@@ -46,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LG_BLOCKS_A_SM)
                      const float* __restrict__ discount, const float* __restrict__ next_floats,
                      const int* __restrict__ next_ints, const float* __restrict__ weight,
                      const Real* __restrict__ table, const float* __restrict__ series, int series_rows,
-                     int batch, float delta, float* held, Real* __restrict__ partials,
+                     int batch, int first_tile, int last_tile, float delta, float* held, Real* __restrict__ partials,
                      float* __restrict__ tallies, float* __restrict__ errors) {
     extern __shared__ uint4 memory[];
     __shared__ int table_rows[ROWS];
@@ -54,11 +55,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, LG_BLOCKS_A_SM)
     const Tile tile(memory);
     const World world{table, series, series_rows, table_rows};
     const float share = 1.f / float(batch);
-    const int tiles = (batch - 1) / ROWS + 1;
     float* const y = tile.y + threadIdx.x * LG_OUTPUTS;
     stage<0, LAYER_COUNT>(tile, target);
 #pragma unroll 1
-    for (int at = blockIdx.x; at < tiles; at += gridDim.x) {
+    for (int at = first_tile + blockIdx.x; at < last_tile; at += gridDim.x) {
         const int row = at * ROWS + threadIdx.x;
         const bool owns = threadIdx.x < min(ROWS, batch - at * ROWS);
         values_of(tile, target, next_floats, next_ints, row, owns, world);
@@ -68,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LG_BLOCKS_A_SM)
     }
     stage<0, LAYER_COUNT>(tile, parameters);
 #pragma unroll 1
-    for (int at = blockIdx.x; at < tiles; at += gridDim.x) {
+    for (int at = first_tile + blockIdx.x; at < last_tile; at += gridDim.x) {
         const int row = at * ROWS + threadIdx.x;
         const bool owns = threadIdx.x < min(ROWS, batch - at * ROWS);
         const float* const of_next = held + (long long)row * LG_OUTPUTS;
@@ -95,7 +95,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LG_BLOCKS_A_SM)
         if (threadIdx.x == 0)
             *reinterpret_cast<float4*>(tallies + (long long)at * LOSS_SUMS) =
                 make_float4(sums[0], sums[1], sums[2], sums[3]);
-        backward_from<LAYER_COUNT - 1>(tile, parameters, partials + (long long)at * LG_PARAMETERS);
+        backward_from<LAYER_COUNT - 1>(tile, parameters,
+                                       partials + (long long)(at - first_tile) * LG_PARAMETERS);
         __syncthreads();  // the next tile's rows replace what the last gradient was made of
     }
 }
@@ -116,17 +117,20 @@ __device__ inline void finish_statistics(const float* __restrict__ tallies, int 
 
 extern "C" __global__ void __launch_bounds__(SUM_THREADS)
     dqn_update_sum(const Real* __restrict__ partials, const float* __restrict__ tallies,
-                   const int* __restrict__ step, int tiles, int batch, float* __restrict__ gradient,
-                   float* __restrict__ squares, int* __restrict__ done,
-                   float* __restrict__ statistics) {
+                   const int* __restrict__ step, int first_tile, int last_tile, int tiles, int batch,
+                   float* __restrict__ gradient, float* carried, float* __restrict__ squares,
+                   int* __restrict__ done, float* __restrict__ statistics) {
     extern __shared__ uint4 memory[];
+    const bool begins = first_tile == 0, ends = last_tile == tiles;
     if (blockIdx.x == gridDim.x - 1) {
+        if (!ends) return;
         // The step is copied here, because the next launch both reads and advances it.
         if (threadIdx.x == 0) *done = *step;
         finish_statistics(tallies, tiles, batch, statistics);
         return;
     }
-    sum_tiles(partials, tiles, memory, gradient, squares);
+    sum_tiles(partials, last_tile - first_tile, begins ? nullptr : carried, ends ? nullptr : carried,
+              memory, gradient, squares);
 }
 
 extern "C" __global__ void __launch_bounds__(LG_MOVE_THREADS)

@@ -93,6 +93,7 @@ def dqn_update(
     eps: Float(0, above=True) = 1e-8,
     max_norm: Float(0) = 0.0,
     precision: Choice("float32", "bfloat16") = "float32",
+    accumulate: Int(1, 1024) = 1,
 ) -> Outputs(gradient=F32[P], error=F32[M, B], statistics=F32[M, 4], norm=F32[M]):
     """Updates of action values, one for each minibatch of windows: (double) DQN's loss and Adam.
 
@@ -143,6 +144,8 @@ def dqn_update(
         eps: added to the root of v, in gradient units, above 0.
         max_norm: largest norm a gradient is let through with; 0 is no clipping.
         precision: "float32" computes exactly; "bfloat16" on tensor cores, accumulating in float32.
+        accumulate: parts of a minibatch whose gradients are added up one after another, as in
+            `ppo_update`: less working memory, the same bits.
 
     Returns:
         gradient: of the last minibatch's loss by the parameters, before clipping; gaps zero.
@@ -292,7 +295,7 @@ def _move(parameters, target, tau):
 def _cpu(parameters, target, m, v, step, *rest):
     state_floats, state_ints, action, reward, discount, next_floats, next_ints, weight = rest[:8]
     table, series, env, network, lr, double, delta, tau, target_every = rest[8:17]
-    *moving, precision, gradient, error, statistics, norm = rest[17 : 17 + 9]
+    *moving, precision, _, gradient, error, statistics, norm = rest[17 : 17 + 10]
     rows = action.shape[1]
     x, hidden = (np.empty((rows, n), precision) for n in (env.width, network.hidden))
     y, online, held, grad_y = (np.empty((rows, network.outputs), f32) for _ in range(4))

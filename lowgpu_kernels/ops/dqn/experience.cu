@@ -7,21 +7,11 @@
 // A step is a chain: observe, multiply layer after layer, step the environment. What it does not wait
 // for, random words, epsilon and stores, is done while the copies of an observation are under way.
 #include "action_values.cuh"
+#include "explore.cuh"
 #include "rollout_policy.cuh"
 
 constexpr int ACTIONS = LG_ACTIONS;
 static_assert(LG_HEADS == ACTIONS || LG_HEADS == ACTIONS + 1, "action values, or advantages and a value");
-
-// Twin of epsilon_at in experience.py.
-__device__ inline float epsilon_at(unsigned long long now, float start, float end,
-                                   unsigned long long duration) {
-    return now >= duration ? end : start + (end - start) * (float(now) / float(duration));
-}
-
-// Twin of uniform_action in experience.py.
-__device__ inline int uniform_action(unsigned word) {
-    return int((unsigned long long)word * ACTIONS >> 32);
-}
 
 // What came of a step.
 struct Outcome {
@@ -77,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, LG_BLOCKS_A_SM)
             for_step = draw(key, STEP, unsigned(e), now);
             const uint4 words = draw(key, EXPLORE, unsigned(e), now);
             if (unit(words.x) < epsilon_at(now, epsilon_start, epsilon_end, epsilon_steps))
-                explored = uniform_action(words.y);
+                explored = uniform_action<ACTIONS>(words.y);
         }
         const Policy& multiplies = policy.afresh(memory);
         wait_for_copies_but<0>();

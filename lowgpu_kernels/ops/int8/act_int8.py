@@ -84,8 +84,11 @@ def mlp_int8(
     """The outputs of a quantized network for each input row.
 
         level(x) = clamp(rint(x * float32(1 / scale)) + zero, -128, 127)
-        z        = float32(weight . level + bias) * scale    the sum exact, a scale a channel
-        level of a hidden unit: that of relu(z) or tanh(z);  a head: z
+        s        = float32(weight . level + bias)    the sum exact
+        head       s * scale                         a scale a channel
+        relu       clamp(rint(max(s * factor, 0)) + zero, -128, 127)
+                   factor = float32(scale * float32(1 / scale of the layer's levels))
+        tanh       level(tanh(s * scale))
 
     All in float32, each operation rounded once and ties of rint to even; tanh is
     `device.maths.tanh_f32`. So every device gives the same bits, and a row's do not depend on the
@@ -178,8 +181,8 @@ def _outputs(observation, image, network):
     x, words = observation.astype(np.float32), image.tobytes()
     at = sum(packed_layer(layer).nbytes for layer in network.layers)
     pairs = sum(packed_layer(layer).columns for layer in network.layers) // 2
-    sums = np.frombuffer(words, [("bias", "<i4", 2), ("scale", "<f4", 2)], pairs, at)
-    bias, scale = sums["bias"].reshape(-1), sums["scale"].reshape(-1)
+    sums = np.frombuffer(words, [("bias", "<i4", 2), ("factor", "<f4", 2)], pairs, at)
+    bias, factor = sums["bias"].reshape(-1), sums["factor"].reshape(-1)
     at, inputs = at + 16 * pairs, round_up(network.inputs, STEP)
     levels = np.frombuffer(words, "<f4", 2 * (inputs + quantized_sizes(network)[J]), at)
     inverse, zero = levels[::2], levels[1::2].astype(np.float64) + ROUNDER
@@ -192,7 +195,7 @@ def _outputs(observation, image, network):
         level = first if layer.source < 0 else level
         these = slice(channel, channel + layer.fan_out)
         total = level @ weight.T + bias[these].astype(np.int64) - (0 if layer.head else POSITIVE)
-        z = total.astype(np.float32) * scale[these]
+        z = total.astype(np.float32) * factor[these]
         if layer.head:
             y[:, layer.column : layer.column + layer.fan_out] = z
         else:
@@ -264,10 +267,10 @@ def _run(observation, image, network, y):
         into = y[first : first + CPU_ROWS]
         of_input = level = _levels(x, *inputs)
         levels_of = iter(hidden)
-        for layer, (weight, bias, scale) in zip(network.layers, layers):
+        for layer, (weight, bias, factor) in zip(network.layers, layers):
             level = of_input if layer.source < 0 else level
             z = (exact_sums(level, weight) + bias).astype(np.float32)
-            z *= scale
+            z *= factor
             if layer.head:
                 into[:, layer.column : layer.column + layer.fan_out] = z
             else:
@@ -330,16 +333,21 @@ def _launch(
 
 
 def _queue(given, observation, image, clock, seed, outputs, stream):
-    kernel, *shape, shared = launch_of(*given, launch.device())
+    kernel, warpgroups, *shape, shared = launch_of(*given, launch.device())
     arguments = observation, image, clock, seed, np.int32(len(observation)), *outputs
-    launch.launch(kernel, *shape, arguments, stream, shared)
+    early = image if warpgroups else None
+    launch.launch(kernel, *shape, arguments, stream, shared, early=early)
 
 
 @functools.cache
 def launch_of(network, actions, greedy, batch, precision, on):
-    """(kernel, blocks, threads, shared memory) of a call; 0 actions for all outputs."""
-    grid = int8_grid(network, batch, actions > 0, on)
+    """(kernel, whether warpgroups multiply, blocks, threads, shared memory) of a call.
+
+    0 actions for all outputs.
+    """
+    itemsize = 4 if precision == "float32" else 2
+    grid = int8_grid(network, batch, actions > 0, itemsize, on)
     given = {"actions": actions, "greedy": greedy, "float32": precision == "float32"}
     given["converts"] = on.capability >= CONVERTS
     kernel = cuda_c(grid.path, grid.entry, **grid.macros(network), **given)
-    return kernel, grid.grid, grid.threads, grid.nbytes
+    return kernel, grid.warpgroups, grid.grid, grid.threads, grid.nbytes

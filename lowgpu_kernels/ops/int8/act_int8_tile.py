@@ -11,11 +11,16 @@ from lowgpu_kernels.ops.mlp.network import round_up
 WARPGROUPS = (9, 0)  # the compute capability whose instructions warpgroup.cuh has
 TEAM_WARPS = 4  # of a warpgroup
 TEAM_ROWS = 64
-MOST_TEAMS = 4
+MOST_TEAMS = 3
+# Teams of twice the rows, which read a layer's factors once for both halves. Untuned, as MOST_TEAMS.
+WIDE_TEAMS = 2
 # Of a layer: with fewer a product is an instruction or two, for which a warpgroup need not wait. Untuned.
 LONG_TERMS = 64
 AT_ONCE = 32  # columns that a warp sums at once
 OTHER_LIVE = 40  # registers of a thread beside levels and sums. From compiling the tests' networks.
+# Of a layer: that it makes, and with what it reads, up to which there are registers for a second set of
+# sums. From compiling ten networks, of which three spill up to 8 registers a tile.
+STRAIGHT_WIDTH, STRAIGHT_COLUMNS = 256, 384
 KEPT_TWICE = 16  # outputs of a row up to which a warp of sixteen rows keeps those of two tiles
 
 
@@ -31,6 +36,8 @@ class Int8Grid:
         held: rows whose outputs a warp keeps before it chooses their actions.
         grid: blocks to launch.
         nbytes: dynamic shared memory of a block.
+        copies_rows: whether a copy engine brings a warp its rows.
+        straight: whether sums of further columns are made while some become levels.
         blocks_a_sm: blocks that an SM is to hold at least.
     """
 
@@ -41,6 +48,8 @@ class Int8Grid:
     held: int
     grid: int
     nbytes: int
+    copies_rows: bool = False
+    straight: bool = False
     blocks_a_sm: int = 1
 
     @property
@@ -60,7 +69,12 @@ class Int8Grid:
 
     def macros(self, network):
         """The constants of the kernel that the call does not give."""
-        own = {"threads": TEAM_WARPS * WARP, "teams": self.warps // TEAM_WARPS}
+        own = {
+            "threads": TEAM_WARPS * WARP,
+            "teams": self.warps // TEAM_WARPS,
+            "copies_rows": self.copies_rows,
+            "straight": self.straight,
+        }
         if not self.warpgroups:
             own = {
                 "warps": self.warps,
@@ -77,22 +91,24 @@ class Int8Grid:
 
 
 @functools.cache
-def int8_grid(network, batch, chooses, on):
+def int8_grid(network, batch, chooses, itemsize, on):
     """The Int8Grid for `batch` rows on the Device `on`.
 
     Args:
         network: a Network.
         batch: rows.
         chooses: whether actions are chosen, for which outputs are kept in shared memory.
+        itemsize: bytes of an element of the observation.
         on: a Device.
 
     Raises:
         ValueError: a network whose image does not fit the shared memory of `on`.
     """
-    return _of_warpgroups(network, batch, chooses, on) or _of_warps(network, batch, chooses, on)
+    found = _of_warpgroups(network, batch, chooses, itemsize, on)
+    return found or _of_warps(network, batch, chooses, on)
 
 
-def _of_warpgroups(network, batch, chooses, on):
+def _of_warpgroups(network, batch, chooses, itemsize, on):
     """None where `on` has no warpgroup products, or every layer of the network is too short for them.
 
     An SM gets a second team's tiles only when every SM has a first one's.
@@ -101,19 +117,39 @@ def _of_warpgroups(network, batch, chooses, on):
         return None
     if max(packed_layer(layer).terms for layer in network.layers) < LONG_TERMS:
         return None
-    tiles = blocks(batch, TEAM_ROWS)
-    for teams in range(min(MOST_TEAMS, max(1, blocks(tiles, on.sms))), 0, -1):
-        at_once = 128 if teams == 1 else 64
-        if not _in_registers(network, 1, at_once, teams * TEAM_WARPS, on):
+    for groups, teams, at_once, copies_rows in _teams(batch, on.sms):
+        warps, rows = teams * TEAM_WARPS, 16 * groups
+        if not _in_registers(network, groups, at_once, warps, on):
             continue
-        held = _held(network, 1)
-        # A barrier a layer and one for the rest, of 8 bytes.
-        before = image_nbytes(network) + round_up(8 * (len(network.layers) + 1), 16)
-        nbytes = before + _kept(network, teams * TEAM_WARPS, held, chooses)
+        held, copied = _held(network, groups), warps * copies_rows
+        # A barrier a layer, one for the rest and one a warp, of 8 bytes.
+        barriers = round_up(8 * (len(network.layers) + 1 + copied), 16)
+        before = image_nbytes(network) + copied * rows * network.inputs * itemsize + barriers
+        nbytes = before + _kept(network, warps, held, chooses)
         if nbytes <= on.shared_per_block:
-            warps, grid = teams * TEAM_WARPS, min(tiles, on.sms)
-            return Int8Grid(True, warps, 1, at_once, held, grid, nbytes)
+            grid = min(blocks(batch, TEAM_ROWS * groups), on.sms)
+            ways = copies_rows, _straight(network)
+            return Int8Grid(True, warps, groups, at_once, held, grid, nbytes, *ways)
     return None
+
+
+def _teams(batch, sms):
+    """(groups, teams, at_once, copies_rows) that suit so many rows, the fastest first."""
+    if batch >= 2 * TEAM_ROWS * WIDE_TEAMS * sms:
+        yield 2, WIDE_TEAMS, 64, True
+    most = min(MOST_TEAMS, max(1, blocks(blocks(batch, TEAM_ROWS), sms)))
+    for teams in range(most, 1, -1):
+        yield 1, teams, 64, True
+        yield 1, teams, 64, False
+    yield 1, 1, 128, False
+
+
+def _straight(network):
+    """Whether the compiler may start on further columns; of two towers it would start the second."""
+    made = [0 if layer.head else layer.fan_out for layer in network.layers]
+    both = (layer.fan_in + out for layer, out in zip(network.layers, made))
+    fits = max(made) <= STRAIGHT_WIDTH and max(both) <= STRAIGHT_COLUMNS
+    return fits and len(network.towers) == 1
 
 
 def _of_warps(network, batch, chooses, on):
@@ -133,7 +169,7 @@ def _of_warps(network, batch, chooses, on):
             # The system keeps 1 KB a block.
             a_sm = max(1, min(on.shared_per_sm // (nbytes + KB), 8 // warps))
             grid = min(blocks(batch, rows), a_sm * on.sms)
-            return Int8Grid(False, warps, groups, AT_ONCE, held, grid, nbytes, a_sm)
+            return Int8Grid(False, warps, groups, AT_ONCE, held, grid, nbytes, blocks_a_sm=a_sm)
     raise ValueError(
         f"network needs {nbytes} B of shared memory a block in int8; {on.name} has "
         f"{on.shared_per_block} B: give narrower layers"

@@ -55,6 +55,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, LG_BLOCKS_A_SM)
     __syncthreads();
     const Call call{observation, clock, seed, batch, action, log_probability, value, y};
     float* const held = reinterpret_cast<float*>(shared + IMAGE_NBYTES + warp * Y_NBYTES);
-    take_tiles(Warp{shared}, call, shared, held, ((long long)warp * gridDim.x + blockIdx.x) * WARP_ROWS, 0,
-               (long long)gridDim.x * WARPS * WARP_ROWS);
+    const FromMemory reader{observation, batch};
+    const Tiles<WARP_ROWS> mine{int(warp * gridDim.x + blockIdx.x), int(gridDim.x) * WARPS, 0};
+    // Known here only, so that there is a branch at each run of columns: the compiler would otherwise read
+    // the weights of several at once, and has no registers for them.
+    take_tiles(Warp{shared}, reader, call, shared, is_plain(shared), held, mine);
 }

@@ -10,7 +10,7 @@ constexpr float LARGEST = 0x1p100f;  // so that 2^23 scales are finite
 struct Network {
     const signed char* weight;
     const int* bias;
-    const float* scale;
+    const float *scale, *hidden_scale;
 };
 
 __host__ __device__ constexpr int weight_offset(int layer) {
@@ -57,7 +57,7 @@ __device__ inline bool pack_sums(const Network& network, unsigned char* image) {
         constexpr int FIRST = image_channel(L), POSITIVE_ADDED = layer.head ? 0 : POSITIVE;
         for (int i = threadIdx.x; i < image_columns(L); i += THREADS) {
             int bias = 0;
-            float scale = 1.f;
+            float factor = 1.f;
             if (i < layer.fan_out) {
                 const signed char* const weights = network.weight + weight_offset(L) + i * layer.fan_in;
                 int total = 0, least = 0, most = 0;
@@ -68,13 +68,14 @@ __device__ inline bool pack_sums(const Network& network, unsigned char* image) {
                     most += weight > 0 ? 255 * weight : 0;
                 }
                 bias = int(unsigned(network.bias[output_offset(L) + i]) - 128u * unsigned(total));
-                scale = network.scale[output_offset(L) + i];
+                factor = network.scale[output_offset(L) + i];
+                if (!LG_TANH && !layer.head) factor *= 1.f / network.hidden_scale[hidden_index(L)];
                 const long long wide = (long long)network.bias[output_offset(L) + i] - 128 * total;
-                plain = plain && wide + least >= -(1ll << 30) && wide + most < 1ll << 23 && scale <= LARGEST;
+                plain = plain && wide + least >= -(1ll << 30) && wide + most < 1ll << 23 && factor <= LARGEST;
             }
             SumTerms* const to = reinterpret_cast<SumTerms*>(image + SUMS_AT) + (FIRST + i) / 2;
             to->bias[i % 2] = int(unsigned(bias) + unsigned(POSITIVE_ADDED));
-            to->scale[i % 2] = scale;
+            to->factor[i % 2] = factor;
         }
         plain = plain || layer.head;
         plain = pack_sums<L + 1>(network, image) && plain;
@@ -91,14 +92,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                      const float* __restrict__ scale, const float* __restrict__ input_scale,
                      const int* __restrict__ input_zero, const float* __restrict__ hidden_scale,
                      const int* __restrict__ hidden_zero, unsigned char* image) {
-    const Network network{weight, bias, scale};
+    const Network network{weight, bias, scale, hidden_scale};
     pack_weights(network, image);
     bool plain = pack_sums(network, image);
     for (int i = threadIdx.x; i < INPUT_TERMS; i += THREADS)
         reinterpret_cast<LevelTerms*>(image + INPUTS_AT)[i] =
             i < LG_INPUTS ? level_terms(input_scale[i], input_zero[i]) : level_terms(1.f, 0);
     for (int i = threadIdx.x; i < HIDDEN_LAYERS; i += THREADS) {
-        reinterpret_cast<LevelTerms*>(image + HIDDEN_AT)[i] = level_terms(hidden_scale[i], hidden_zero[i]);
+        // Of relu the factors have the scale.
+        const float left = LG_TANH ? hidden_scale[i] : 1.f;
+        reinterpret_cast<LevelTerms*>(image + HIDDEN_AT)[i] = level_terms(left, hidden_zero[i]);
         plain = plain && hidden_zero[i] == -128;
     }
     plain = !__syncthreads_or(!plain) && !LG_TANH;

@@ -9,7 +9,14 @@ from lowgpu_kernels import launch
 from lowgpu_kernels.compile import cuda_c
 from lowgpu_kernels.dims import F32, I8, I32, U8, I, Static, V
 from lowgpu_kernels.op import blocks, op
-from lowgpu_kernels.ops.int8.quantized_network import C, J, Q, quantized_sizes, quantized_views
+from lowgpu_kernels.ops.int8.quantized_network import (
+    C,
+    J,
+    Q,
+    level_factors,
+    quantized_sizes,
+    quantized_views,
+)
 from lowgpu_kernels.ops.mlp.network import Network, round_up
 from lowgpu_kernels.ops.mlp.tile import network_macros
 
@@ -103,7 +110,8 @@ def pack_int8(
         image = (weight[0], weight[1], .., terms of sums, terms of inputs, terms of hidden layers, plain)
 
     A level q is multiplied as the byte u = q + 128, so a bias is less 128 times the sum of its
-    weights. The bytes are the same on every device; `_image` has their order.
+    weights. A hidden layer of relu has its factors for scales, and 1 for what its values are then
+    multiplied by. The bytes are the same on every device; `_image` has their order.
 
     Args:
         weight, bias, scale: of all layers, as `quantized_network.py` lays them out.
@@ -118,7 +126,8 @@ def pack_int8(
     Raises:
         TypeError: an array of another element type, or arrays in two places.
         ValueError: arrays whose sizes are not the network's; on the CPU, a scale that is no normal
-            number above 0, a weight of -128, or a zero point out of range, with its place.
+            number above 0, a factor past float32, a weight of -128, or a zero point out of range,
+            with its place.
 
     Source: PTX ISA, "Shared Memory Matrix Layout" of wgmma, 128-byte swizzling, and "Register
     Fragments" of wgmma with 8-bit factors.
@@ -130,27 +139,34 @@ def pack_int8(
 
 
 def _image(network, given, inputs, hidden):
-    """Weights in swizzled blocks, every two columns' biases and scales, the levels' terms, plain."""
-    weights, sums, plain = [], [], network.activation == "relu" and (hidden[1] == -128).all()
+    """Weights in swizzled blocks, every two columns' biases and factors, the levels' terms, plain."""
+    relu = network.activation == "relu"
+    weights, sums, plain, at = [], [], relu and (hidden[1] == -128).all(), 0
     for layer, weight, bias, scale in quantized_views(network, *given):
         packed, wide = packed_layer(layer), weight.astype(np.int64)
         weights.append(_swizzled(packed, wide, layer.source < 0).tobytes())
         shifted = bias - 128 * wide.sum(1)
         if not layer.head:
+            scale = level_factors(scale, hidden[0][at]) if relu else scale
+            at += 1
             low, high = (255 * end(wide, 0).sum(1) for end in (np.minimum, np.maximum))
             fits = (shifted + low >= -(2**30)) & (shifted + high < 2**23) & (scale <= 2.0**100)
             plain = plain and fits.all()
-        pairs = np.zeros(packed.columns // 2, [("bias", "<i4", 2), ("scale", "<f4", 2)])
+        pairs = np.zeros(packed.columns // 2, [("bias", "<i4", 2), ("factor", "<f4", 2)])
         flat = np.zeros(packed.columns, np.int64)
         flat[: layer.fan_out] = shifted
         flat += 0 if layer.head else POSITIVE
         pairs["bias"] = (flat & 0xFFFFFFFF).astype(np.uint32).view(np.int32).reshape(-1, 2)
-        of_scale = np.ones(packed.columns, np.float32)
-        of_scale[: layer.fan_out] = scale
-        pairs["scale"] = of_scale.reshape(-1, 2)
+        factor = np.ones(packed.columns, np.float32)
+        factor[: layer.fan_out] = scale
+        pairs["factor"] = factor.reshape(-1, 2)
         sums.append(pairs.tobytes())
+    of_hidden = np.ones_like(hidden[0]) if relu else hidden[0]
     fill = (0, -network.inputs % STEP)
-    every = (np.pad(inputs[0], fill, constant_values=1), np.pad(inputs[1], fill)), hidden
+    every = (
+        (np.pad(inputs[0], fill, constant_values=1), np.pad(inputs[1], fill)),
+        (of_hidden, hidden[1]),
+    )
     levels = [np.stack([1 / scale, zero + 128 - ROUNDER], 1) for scale, zero in every]
     parts = *weights, *sums, *(array.astype(np.float32).tobytes() for array in levels)
     image = b"".join((*parts, np.int32(plain).tobytes()))
@@ -180,7 +196,7 @@ def _swizzled(packed, weight, of_input):
 
 
 def unpacked(image, network):
-    """What an image holds: ([(weight, bias, scale)], (inverse, zero) of inputs, the same of layers).
+    """What an image holds: ([(weight, bias, factor)], (inverse, zero) of inputs, the same of layers).
 
     Weights are int8 [fan_out, fan_in]; biases and zero points, in float32, are for levels from 0 on.
     """
@@ -194,9 +210,9 @@ def unpacked(image, network):
     for layer in network.layers:
         packed = packed_layer(layer)
         pairs = image[at : at + 8 * packed.columns].reshape(-1, 2, 2, 4)
-        bias, scale = (np.ascontiguousarray(pairs[:, i]).reshape(-1, 4) for i in (0, 1))
+        bias, factor = (np.ascontiguousarray(pairs[:, i]).reshape(-1, 4) for i in (0, 1))
         bias = bias.view(np.int32).reshape(-1)[: layer.fan_out] - (0 if layer.head else POSITIVE)
-        terms.append((bias, scale.view(np.float32).reshape(-1)[: layer.fan_out]))
+        terms.append((bias, factor.view(np.float32).reshape(-1)[: layer.fan_out]))
         at += 8 * packed.columns
     levels = image[at : len(image) - len(image) % 8].view(np.float32).reshape(-1, 2)
     inverse, zero = levels[:, 0].copy(), levels[:, 1] + np.float32(ROUNDER)
@@ -265,6 +281,13 @@ def _check(weight, bias, scale, input_scale, input_zero, hidden_scale, hidden_ze
     ):
         _refuse(name, array, (array >= TINY) & np.isfinite(array), "normal numbers above 0")
     _refuse("weight", weight, weight != -128, "in [-127, 127]")
+    if network.activation == "relu":
+        steps, factor = iter(hidden_scale), scale.copy()
+        with np.errstate(over="ignore"):
+            for layer, _, _, channels in quantized_views(network, weight, bias, factor):
+                if not layer.head:
+                    channels[:] = level_factors(channels, next(steps))
+        _refuse("scale", scale, np.isfinite(factor), "less than 2^128 of its layer's steps")
     within = (hidden_zero >= -128) & (hidden_zero <= 127)
     _refuse("hidden_zero", hidden_zero, within, "in [-128, 127]")
     _refuse("input_zero", input_zero, np.abs(input_zero) <= FARTHEST, "within 2^20 of 0")

@@ -10,12 +10,17 @@ For a Network, its layers in their order:
     hidden_scale, hidden_zero    float32 and int32, one a hidden layer; one element without any
 
     level(x)      clamp(rint(x * float32(1 / scale)) + zero, -128, 127), ties to even
-    z             float32(sum of weight * level, plus bias) * scale: the sum exact, then two roundings
-    hidden layer  level(relu(z)) or level(tanh(z)) with its own scale and zero point
-    head          z
+    s             float32(sum of weight * level, plus bias): the sum exact
+    head          z = s * scale
+    tanh          level(tanh(z)) with its layer's scale and zero point
+    relu          clamp(rint(max(s * factor, 0)) + zero, -128, 127), where
+                  factor = float32(scale * float32(1 / hidden_scale)): what is between two products
+                  rounds once
 
 A row with a NaN has no numbers: its outputs are NaN and its action is -1.
 """
+
+import numpy as np
 
 from lowgpu_kernels.dims import Dim
 from lowgpu_kernels.ops.mlp.network import round_up
@@ -24,6 +29,11 @@ C = Dim("C", "output channels of a quantized network, all layers side by side")
 J = Dim("J", "hidden layers of a quantized network; 1 for one without any")
 Q = Dim("Q", "int8 weights of a quantized network, all layers flat")
 ALIGNED = 16  # elements, so that a layer's weights start where the widest load may
+
+
+def level_factors(scale, hidden_scale):
+    """Levels of a hidden layer of relu that one unit of each channel's sum is worth, float32."""
+    return np.asarray(scale, np.float32) * (np.float32(1) / np.float32(hidden_scale))
 
 
 def quantized_weights(network):

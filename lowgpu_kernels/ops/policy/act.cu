@@ -5,29 +5,18 @@
 // they are. Each thread fetches the parts of input rows that it will multiply, ahead of their use by
 // most of a tile. A thread of a team's first 64 owns a row of the outputs, and chooses its action while
 // the next tile's products run.
-#include "act_image.cuh"
+#include "act_block.cuh"
 #include "act_product.cuh"
 #include "async_copy.cuh"
-#include "bulk_copy.cuh"
-#include "draws.cuh"
 #include "fragment.cuh"
+#include "grid_order.cuh"
 #include "team.cuh"
 
-constexpr int ROWS = 64, ACTIONS = LG_ACTIONS;
+constexpr int ROWS = 64;
 static_assert(THREADS == 128 && !LG_FLOAT32, "a team is a warpgroup, in bfloat16");
-static_assert(LG_HEADS == ACTIONS || LG_HEADS == ACTIONS + 1, "logits, and perhaps a value");
 
 constexpr int QUARTERS = round_up(LG_INPUTS, 32) / 32;  // pieces of a row that a thread fetches
 constexpr int PIECES = 2 * QUARTERS;                    // of its two rows
-constexpr int Y_STRIDE = LG_HEADS | 1;                  // odd, so that rows start in different banks
-
-// Copies of the weights up to a layer's; of all, and the biases' number, at LAYER_COUNT.
-__host__ __device__ constexpr int copy_index(int layer) {
-    int index = 0;
-    for (int l = 0; l < layer; ++l) index += image_blocks(l);
-    return index;
-}
-constexpr int COPIES = copy_index(LAYER_COUNT) + 1;
 
 // The layer with the most weights, whose products take the longest.
 __host__ __device__ constexpr int widest() {
@@ -74,25 +63,6 @@ struct Tile {
     }
 };
 static_assert(Tile::NBYTES == LG_BLOCK_NBYTES, "act_tile.py counts the same shared memory");
-
-// One thread: copies of all weights, in the order of their use.
-template <int L = 0>
-__device__ inline void copy_weights(const Tile& tile, const unsigned char* image) {
-    const auto copy = [&](int index, int offset, int nbytes) {
-        expect_bytes(tile.copies + index, nbytes);
-        start_bulk_copy(reinterpret_cast<unsigned char*>(tile.weights) + offset, image + offset, nbytes,
-                        tile.copies + index);
-    };
-    if constexpr (L == 0)
-        copy(COPIES - 1, IMAGE_WEIGHTS * int(sizeof(Bf16)), LG_GRADIENTS * int(sizeof(float)));
-    if constexpr (L < LAYER_COUNT) {
-        constexpr int NBYTES = image_rows(L) * ROW_NBYTES;
-#pragma unroll
-        for (int block = 0; block < image_blocks(L); ++block)
-            copy(copy_index(L) + block, image_offset(L) * int(sizeof(Bf16)) + block * NBYTES, NBYTES);
-        copy_weights<L + 1>(tile, image);
-    }
-}
 
 // The thread's part of a tile's input rows on its way, zeros past the batch and past the columns.
 __device__ inline void fetch_inputs(const Tile& tile, const Bf16* __restrict__ observation,
@@ -226,11 +196,10 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     extern __shared__ __align__(1024) uint4 memory[];
     Tile tile(reinterpret_cast<unsigned char*>(memory));
     const Team& team = tile.team;
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < COPIES; ++i) make_copy_barrier(tile.copies + i);
-        show_copy_barriers();
-        copy_weights(tile, image);
-    }
+    if (threadIdx.x == 0) start_weights(memory, image, tile.copies);
+    // The image is the one array read before: overlap.py.
+    wait_for_grid_in_front();
+    let_next_grid_begin();
     const long long step = (long long)gridDim.x * TEAMS * ROWS;
     long long first = ((long long)team.index * gridDim.x + blockIdx.x) * ROWS;
     fetch_inputs(tile, observation, first, batch);
@@ -242,18 +211,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     const auto choose = [&] {
         const long long row = before + Team::thread();
         if (Team::thread() >= ROWS || row >= batch) return;
-        const float* const of_row = y + Team::thread() * Y_STRIDE;
-#if LG_GREEDY
-        const Action chosen = greedy(of_row, ACTIONS);
-#else
-        const Action chosen =
-            categorical(of_row, ACTIONS, unit(draw(seed, ACTION, unsigned(row), now).x));
-#endif
-        action[row] = chosen.action;
-        log_probability[row] = chosen.log_probability;
-        // Without a column of its own the value is that of the action.
-        const int column = LG_HEADS > ACTIONS ? ACTIONS : chosen.action;
-        value[row] = column < 0 ? nan_f32() : of_row[column];
+        act_on(y + Team::thread() * Y_STRIDE, row, seed, now, action, log_probability, value);
     };
     int other_y = Tile::Y_NBYTES / int(sizeof(float));
     for (; first < batch; first += step) {

@@ -13,7 +13,7 @@ from lowgpu_kernels.ops.mlp.examples import draw_parameters, example_networks
 from lowgpu_kernels.ops.mlp.mlp_forward import mlp_forward
 from lowgpu_kernels.ops.mlp.network import WIDEST, Network
 from lowgpu_kernels.ops.mlp.rounding import DEVIATIONS, SUM, forward_deviations
-from lowgpu_kernels.ops.policy.act_tile import act_grid, act_tile
+from lowgpu_kernels.ops.policy.act_tile import act_few, act_grid, act_tile
 from lowgpu_kernels.ops.policy.categorical import categorical
 from lowgpu_kernels.ops.policy.pack_network import V, image_nbytes, pack_network
 
@@ -192,23 +192,22 @@ def _launch(
     kernel, reads_image, *shape, shared = launch_of(*plan, launch.device())
     weights = image if reads_image else parameters
     outputs = action, log_probability, value
-    launch.launch(
-        kernel,
-        *shape,
-        (observation, weights, clock, seed, np.int32(batch), *outputs),
-        stream,
-        shared,
-    )
+    arguments = observation, weights, clock, seed, np.int32(batch), *outputs
+    early = image if reads_image else None
+    launch.launch(kernel, *shape, arguments, stream, shared, early=early)
 
 
 @functools.cache
 def launch_of(network, actions, greedy, batch, precision, packed, on):
     """(kernel, whether it reads the image, blocks, threads, shared memory) of a call."""
     given = {"actions": actions, "greedy": greedy}
-    grid = act_grid(network, batch, on) if packed and precision == "bfloat16" else None
-    if grid is not None:
-        kernel = cuda_c("policy/act", "act_kernel", **grid.macros(network), **given)
-        return kernel, True, grid.grid, grid.threads, grid.nbytes
+    if packed and precision == "bfloat16":
+        few = act_few(network, batch, on)
+        source = ("policy/act_few", "act_few_kernel") if few else ("policy/act", "act_kernel")
+        grid = few or act_grid(network, batch, on)
+        if grid is not None:
+            kernel = cuda_c(*source, **grid.macros(network), **given)
+            return kernel, True, grid.grid, grid.threads, grid.nbytes
     tile = act_tile(network, batch, precision, on)
     kernel = cuda_c(
         "policy/act_tile", "act_tile_kernel", **tile.macros(network, precision), **given

@@ -1,4 +1,4 @@
-"""How `act` shares a batch out: the macros of act.cu and of act_tile.cu."""
+"""How `act` shares a batch out: the macros of act.cu, act_few.cu and act_tile.cu."""
 
 import functools
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from lowgpu_kernels.ops.policy.pack_network import image_nbytes
 
 WARPGROUPS = (9, 0)  # the compute capability whose instructions warpgroup.cuh has
 ROWS = 64  # that a warpgroup multiplies at once
+FEW_ROWS = 8  # where the weights are the left factor. Untuned: 16 and 32 share what an SM reads.
 THREADS = 128  # of a warpgroup, which is a team
 # Of a block. With three a thread had 168 registers: market's network needs 220, because the compiler
 # rounds all of a layer's sums only when the next layer's products start.
@@ -86,8 +87,64 @@ def _block_nbytes(network, teams):
     heads = network_macros(network)["heads"]
     inputs = 2 * blocks(network.inputs, 32) * THREADS * 16
     outputs = 2 * round_up(ROWS * (heads | 1) * 4, 16)
-    copies = 1 + sum(blocks(layer.fan_in, 64) for layer in network.layers)
-    return image_nbytes(network) + teams * (inputs + outputs) + round_up(8 * copies, 16)
+    return image_nbytes(network) + teams * (inputs + outputs) + _copies_nbytes(network)
+
+
+def _copies_nbytes(network):
+    """Of a barrier for each copy of 64 columns of weights, and one for the biases."""
+    return round_up(8 * (1 + sum(blocks(layer.fan_in, 64) for layer in network.layers)), 16)
+
+
+@dataclass(frozen=True)
+class ActFew:
+    """One way to act on few rows by warpgroup products, the weights in shared memory from an image.
+
+    Attributes:
+        rows: of a block.
+        grid: blocks to launch.
+        nbytes: dynamic shared memory of a block.
+    """
+
+    rows: int
+    grid: int
+    nbytes: int
+    threads = THREADS
+
+    def macros(self, network):
+        """The constants of act_few.cu that the call does not give."""
+        return {
+            **network_macros(network),
+            "float32": False,
+            "threads": THREADS,
+            "teams": 1,
+            "rows": self.rows,
+            "image_nbytes": image_nbytes(network),
+            "block_nbytes": self.nbytes,
+        }
+
+
+@functools.cache
+def act_few(network, batch, on):
+    """The ActFew for `batch` rows on the Device `on`.
+
+    None where act_grid gives none, and for more rows than half of the SMs take at once: the other half
+    is for the next launch, whose weights come while this one runs (overlap.py). Untuned.
+    """
+    grid = blocks(batch, FEW_ROWS)
+    if 2 * grid > on.sms or act_grid(network, batch, on) is None:
+        return None
+    nbytes = _few_nbytes(network, FEW_ROWS)
+    return ActFew(FEW_ROWS, grid, nbytes) if nbytes <= on.shared_per_block else None
+
+
+def _few_nbytes(network, rows):
+    hidden = [blocks(layer.fan_in, 64) for layer in network.layers if layer.source >= 0]
+    matrices = blocks(network.inputs, 64) + 2 * max(hidden, default=0)
+    outputs = round_up(rows * (network_macros(network)["heads"] | 1) * 4, 16)
+    image = image_nbytes(network)
+    end = round_up(image, 1024) + matrices * rows * 128 + outputs + _copies_nbytes(network)
+    # A product reads 64 rows of weights, of which the last layer may have sixteen.
+    return max(end, image - 4 * network_macros(network)["gradients"] + 48 * 128)
 
 
 @dataclass(frozen=True)

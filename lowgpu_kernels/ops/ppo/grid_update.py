@@ -25,6 +25,7 @@ class GridUpdate:
     Attributes:
         grid: blocks, all on the GPU at once.
         share: blocks that share the weights' gradients of a tile, where there are few tiles.
+        several: whether a block has several tiles.
         nbytes: shared memory of a block.
         partial: elements of a vector of gradients.
         image: bytes of the rounded weights and the biases.
@@ -32,6 +33,7 @@ class GridUpdate:
 
     grid: int
     share: int
+    several: bool
     nbytes: int
     partial: int
     image: int
@@ -46,6 +48,7 @@ class GridUpdate:
             "teams": 1,
             "grid": self.grid,
             "share": self.share,
+            "several": self.several,
             "ahead": AHEAD,
             "partial": self.partial,
             "tile_nbytes": self.nbytes,
@@ -73,12 +76,15 @@ def grid_update(network, batch, precision, on, **needs):
     share = MOST_SHARE
     while share > 1 and share * tiles_of(batch) > on.sms:
         share //= 2
-    return _grid_update(network, share, precision, on, **needs)
+    several = tiles_of(batch) > on.sms
+    return _grid_update(network, share, several, precision, on, **needs)
 
 
 @functools.cache
-def _grid_update(network, share, precision, on, *, inputs, a_row, an_element, barriers, sums_apart):
-    """One with so many blocks a tile.
+def _grid_update(
+    network, share, several, precision, on, *, inputs, a_row, an_element, barriers, sums_apart
+):
+    """One with so many blocks a tile, or several tiles a block.
 
     Args:
         inputs: rows of input that a row of the tile has: of one state or more, now and next.
@@ -109,12 +115,14 @@ def _grid_update(network, share, precision, on, *, inputs, a_row, an_element, ba
     nbytes += sums_apart * sums + few + owned
     if nbytes > on.shared_per_block:
         return None
-    return GridUpdate(on.sms, share, nbytes, partial, weights + 4 * floats)
+    return GridUpdate(on.sms, share, several, nbytes, partial, weights + 4 * floats)
 
 
 def _partial(layer, groups):
     """Elements of a vector of one layer's gradients, in the order of warpgroup_gradient.cuh."""
-    tall = blocks(layer.fan_out, COLUMNS)
-    wide = layer.fan_in > 64 and tall * blocks(layer.fan_in, 128) >= groups
-    inputs = 128 if wide else 64
+    tall, inputs = blocks(layer.fan_out, COLUMNS), 128
+    while inputs > 16 and (
+        inputs // 2 >= layer.fan_in or tall * blocks(layer.fan_in, inputs) < groups
+    ):
+        inputs //= 2
     return tall * (blocks(layer.fan_in, inputs) * inputs + 1) * COLUMNS

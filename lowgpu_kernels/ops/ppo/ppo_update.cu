@@ -1,6 +1,7 @@
 // Kernels of ppo_update.py, launched one after another; the parameters then change in adam.py's.
 //
-// ppo_update_tiles: a block takes tiles of LG_ROWS rows of the minibatch, one after another. A thread
+// ppo_update_tiles: a block takes tiles of LG_ROWS rows of the minibatch, one after another, of those from
+// `first_tile` to before `last_tile`: all, or as many as working memory holds vectors. A thread
 // of the first LG_ROWS owns a row: it gathers the row's state and transition and works out its loss;
 // all threads together run the network up and down as update_tile.cuh describes. A tile leaves its own
 // vector of gradients and its own sums of statistics.
@@ -21,8 +22,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LG_BLOCKS_A_SM)
                      const int* __restrict__ index, const int* __restrict__ action,
                      const float* __restrict__ log_probability, const float* __restrict__ value,
                      const float* __restrict__ advantage, const float* __restrict__ returns,
-                     const float* __restrict__ moments, int batch, float clip, float value_clip,
-                     float value_weight, float entropy_weight, Real* __restrict__ partials,
+                     const float* __restrict__ moments, int batch, int first_tile, int last_tile,
+                     float clip, float value_clip, float value_weight, float entropy_weight, Real* __restrict__ partials,
                      float* __restrict__ tallies) {
     extern __shared__ uint4 memory[];
     __shared__ int table_rows[ROWS];
@@ -32,9 +33,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LG_BLOCKS_A_SM)
     const float share = 1.f / float(batch);
     // Every wait for the first tile's rows is filled with the staging of some of the layers.
     int n = 0;
-    const int tiles = (batch - 1) / ROWS + 1;
-    for (int at = blockIdx.x; at < tiles; at += gridDim.x) {
-        const bool first = at == blockIdx.x;
+    for (int at = first_tile + blockIdx.x; at < last_tile; at += gridDim.x) {
+        const bool first = at == first_tile + blockIdx.x;
         const int row = at * ROWS + threadIdx.x;
         const bool owns = threadIdx.x < min(ROWS, batch - at * ROWS);
         if (owns) n = index[row];
@@ -70,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LG_BLOCKS_A_SM)
             to[1] = make_float4(sums[4], sums[5], sums[6], 0.f);
         }
         backward_from<LAYER_COUNT - 1>(tile, parameters,
-                                       partials + (long long)at * LG_PARAMETERS);
+                                       partials + (long long)(at - first_tile) * LG_PARAMETERS);
         __syncthreads();  // the next tile's rows replace what the last gradient was made of
     }
 }
@@ -100,17 +100,21 @@ __device__ inline void finish_statistics(const float* __restrict__ tallies, int 
 
 extern "C" __global__ void __launch_bounds__(SUM_THREADS)
     ppo_update_sum(const Real* __restrict__ partials, const float* __restrict__ tallies,
-                   const int* __restrict__ step, int tiles, int batch, float value_weight,
-                   float entropy_weight, float* __restrict__ gradient, float* __restrict__ squares,
-                   int* __restrict__ done, float* __restrict__ statistics) {
+                   const int* __restrict__ step, int first_tile, int last_tile, int tiles, int batch,
+                   float value_weight, float entropy_weight, float* __restrict__ gradient,
+                   float* carried, float* __restrict__ squares, int* __restrict__ done,
+                   float* __restrict__ statistics) {
     extern __shared__ uint4 memory[];
     __shared__ float scratch[SLICES];
     static_assert(SLICES >= LOSS_SUMS, "a warp a statistic");
+    const bool begins = first_tile == 0, ends = last_tile == tiles;
     if (blockIdx.x == gridDim.x - 1) {
+        if (!ends) return;
         // The step is copied here, because the next launch both reads and advances it.
         if (threadIdx.x == 0) *done = *step;
         finish_statistics(tallies, tiles, batch, value_weight, entropy_weight, scratch, statistics);
         return;
     }
-    sum_tiles(partials, tiles, memory, gradient, squares);
+    sum_tiles(partials, last_tile - first_tile, begins ? nullptr : carried, ends ? nullptr : carried,
+              memory, gradient, squares);
 }

@@ -90,6 +90,7 @@ def ppo_update(
     decay_updates: Int(0) = 0,
     decay_every: Int(1) = 1,
     precision: Choice("float32", "bfloat16") = "float32",
+    accumulate: Int(1, 1024) = 1,
 ) -> Outputs(gradient=F32[P], statistics=F32[M, 8], norm=F32[M]):
     """Updates of a policy's parameters, one for each minibatch of a rollout: clipped PPO loss and Adam.
 
@@ -139,6 +140,9 @@ def ppo_update(
         decay_updates: updates after which the linear schedule reaches 0; 0 is a constant rate.
         decay_every: updates between two changes of the rate.
         precision: "float32" computes exactly; "bfloat16" on tensor cores, accumulating in float32.
+        accumulate: parts of a minibatch whose gradients are added up one after another, for less
+            working memory: that of a part, and never less than eight tiles'. The bits are those of
+            one part. It changes nothing where all updates are one launch, or on the CPU.
 
     Returns:
         gradient: of the last minibatch's loss by the parameters, before clipping; gaps zero.
@@ -300,7 +304,7 @@ def assert_first_update(got, inputs, params):
 @ppo_update.on_cpu
 def _cpu(parameters, m, v, step, state_floats, state_ints, table, series, index, *rest):
     *taken, moments, env, network, lr, clip, value_clip, value_weight, entropy_weight = rest[:13]
-    *moving, precision, gradient, statistics, norm = rest[13 : -len(WORK)]
+    *moving, precision, _, gradient, statistics, norm = rest[13 : -len(WORK)]
     rows = index.shape[1]
     x, hidden = (np.empty((rows, n), precision) for n in (env.width, network.hidden))
     y, grad_y = (np.empty((rows, network.outputs), np.float32) for _ in range(2))

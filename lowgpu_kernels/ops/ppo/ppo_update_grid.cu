@@ -1,14 +1,17 @@
 // Kernel of ppo_update.py where a GPU's warpgroups multiply and one launch may hold it whole: all
 // updates of a call (update_grid.cuh).
 //
-// Between a tile's way up and its way down a thread of the first 64 owns a row and works out its loss,
-// while the gatherers, two warps of the second group, start the copies of the next tile's rows, a
+// Between a tile's way up and its way down two threads of the first group own a row and work out its
+// loss, while the gatherers, two warps of the second group, start the copies of the next tile's rows, a
 // thread a row: not earlier, because that would hold up the weights. What they brought becomes
-// observations after the tile, or while the grid waits.
+// observations after the tile, or while the grid waits. Behind a block's first tile no weights are under
+// way: there rows are asked for before the way up, and observed during the loss.
 #include "ppo_gatherers.cuh"
+#include "ppo_shared_loss.cuh"
 #include "update_grid_sum.cuh"
 
 constexpr int ACTIONS = LG_ACTIONS, TALLY = 8;
+constexpr int LOSS_LANES = GROUP_THREADS / ROWS;
 static_assert(LG_HEADS == ACTIONS + 1, "the network gives the env's logits and a value");
 
 // One warp: means of the statistics from the sums of the blocks that had rows.
@@ -47,6 +50,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     GridBarrier grid(arrivals);
     const int warp = tile.team.warp;
     const bool gathers = Gatherers::are(warp) && Turn::home() < tiles;
+    const bool left_early = SEVERAL && Turn::home() + Turn::AT_ONCE < tiles;  // the last tile's next rows
 
     prepare(tile, LAYER_COUNT + 1);
     clear_around(image, 1);
@@ -73,35 +77,41 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     for (int update = 0; update < updates; ++update) {
         if (threadIdx.x == 0 && Turn::home() < tiles) copy_weights(tile, image);
         for (int i = threadIdx.x; i < ROWS * LOSS_SUMS; i += THREADS) tile.loss_sums[i] = 0.f;
+        Kept kept;
         for (int at = Turn::home(); at < tiles; at += Turn::AT_ONCE) {
             wait_for_copies_but<0>();
             show_to_products();
             __syncthreads();  // these rows are there, and the last tile's are done with
             tile.now ^= 1;
             turn = turn.next(tiles);
+            const bool early = SEVERAL && at != Turn::home();
+            if (gathers && early) Gatherers::fetch(tile, from, turn, tiles);
             forward_from<0>(tile);
-            if (threadIdx.x < ROWS) {
-                float* const y = tile.y + threadIdx.x * LG_OUTPUTS;
-                const Taken taken = tile.taken[tile.now * ROWS + threadIdx.x];
+            if (threadIdx.x < LOSS_LANES * ROWS) {
+                const int row = threadIdx.x / LOSS_LANES, lane = threadIdx.x % LOSS_LANES;
+                float* const y = tile.y + row * LG_OUTPUTS;
                 float sums[LOSS_SUMS] = {};
-                if (taken.action >= 0)
-                    loss_of_row<ACTIONS>(y, taken, weights, share, sums);
-                else
-                    for (int c = 0; c < LG_HEADS; ++c) y[c] = 0.f;
+                loss_of_shared_row<ACTIONS, LOSS_LANES>(y, tile.taken[tile.now * ROWS + row], weights,
+                                                        share, lane, sums);
+                if (lane == 0)
 #pragma unroll
-                for (int k = 0; k < LOSS_SUMS; ++k)
-                    tile.loss_sums[threadIdx.x * LOSS_SUMS + k] += sums[k];
-                store_head_gradient(tile, threadIdx.x, y);
+                    for (int k = 0; k < LOSS_SUMS; ++k) tile.loss_sums[row * LOSS_SUMS + k] += sums[k];
+                __syncwarp();  // a row is its lanes' together
+                store_head_gradient<LOSS_LANES>(tile, row, y, lane);
                 show_to_products();
+            } else if (gathers && early) {
+                Gatherers().leave(tile, from, turn);
             } else if (gathers) {
                 Gatherers::fetch(tile, from, turn, tiles);
             }
             tile.team.sync();
-            backward_from<LAYER_COUNT - 1>(tile, vector_of(partials, at));
-            if (gathers && at + Turn::AT_ONCE < tiles) Gatherers().leave(tile, from, turn);
+            backward_from<LAYER_COUNT - 1>(tile, vector_of(partials, at), kept);
+            if (gathers && !early && at + Turn::AT_ONCE < tiles) Gatherers().leave(tile, from, turn);
         }
+        if (Turn::home() < tiles)
+            kept.store(vector_of(partials, Turn::home()).vector, sharing_group(tile));
         grid.arrive();
-        if (gathers) Gatherers().leave(tile, from, turn);
+        if (gathers && !left_early) Gatherers().leave(tile, from, turn);
         if (warp < LOSS_SUMS)
             leave_tally<LOSS_SUMS>(tile, warp, tallies);
         else if (warp == WARPS - 1)

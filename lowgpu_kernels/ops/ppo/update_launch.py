@@ -8,6 +8,7 @@ from lowgpu_kernels.device import i32
 from lowgpu_kernels.dims import REAL
 from lowgpu_kernels.launch import WARP
 from lowgpu_kernels.op import blocks
+from lowgpu_kernels.ops.mlp.network import round_up
 from lowgpu_kernels.ops.mlp.tile import ITEMSIZE
 from lowgpu_kernels.ops.optim import adam as optimizer
 from lowgpu_kernels.ops.optim.adam import beta_terms
@@ -17,6 +18,7 @@ from lowgpu_kernels.ops.ppo.update_tile import THREADS, update_tile
 from lowgpu_kernels.ops.rollout.linked import env_links, env_macros, require, rows_of
 
 SUM_THREADS = 256  # eight warps share the tiles of 32 pieces of the gradient. Untuned.
+SLICES = SUM_THREADS // WARP  # a warp has every so many-th tile
 TALLY = 8  # floats that a tile leaves of its statistics
 PIECE_NBYTES = 16  # of a tile's gradient that a thread reads at once
 AHEAD = 16  # tiles a thread reads at once: all of its share where there are 128. Untuned.
@@ -25,6 +27,7 @@ AHEAD = 16  # tiles a thread reads at once: all of its share where there are 128
 # Working memory and its element types, in the order that launches take it.
 WORK = {
     "partials": REAL,
+    "carried": "float32",
     "tallies": "float32",
     "squares": "float32",
     "counter": "int32",
@@ -51,27 +54,43 @@ def work_of(sizes, params):
     """{name: shape} of the working memory of either way to run an update."""
     network, precision = params["network"], params["precision"]
     whole = ppo_grid(params["env"], network, sizes["B"], precision, launch.device())
-    return work_shapes(whole, network, precision, sizes["B"], TALLY)
+    return work_shapes(whole, network, precision, sizes["B"], params["accumulate"], TALLY)
 
 
-def work_shapes(whole, network, precision, batch, tally, images=1):
+def work_shapes(whole, network, precision, batch, accumulate, tally, images=1):
     """What every kernel of updates needs, by name: `tally` floats a tile or a block, `images` of weights
     where all updates are one launch."""
+    slices = 0
     if whole is not None:
         vectors, partial, image = whole.vectors(batch), whole.partial, images * whole.image
         tallies = sums = whole.grid
     else:
         tile = update_tile(network, batch, precision, launch.device())
-        vectors = tallies = tile.tiles(batch)
+        tallies, vectors = tile.tiles(batch), tiles_at_once(tile.tiles(batch), accumulate)
         partial, image = network.parameters, 0
         sums = sum_grid(network.parameters, precision)
+        slices = SLICES if vectors < tallies else 0
     return {
         "partials": (vectors, partial),
+        "carried": (slices, partial),
         "tallies": (tallies, tally),
         "squares": (sums,),
         "counter": (1,),
         "image": (image,),
     }
+
+
+def tiles_at_once(tiles, accumulate):
+    """Tiles whose gradients working memory holds: of `accumulate` parts one, in whole slices."""
+    return min(round_up(blocks(tiles, int(accumulate)), SLICES), tiles)
+
+
+def parts_of(tiles, accumulate):
+    """(first, last) tile of each launch of a minibatch; one launch of none for an empty one."""
+    held = tiles_at_once(tiles, accumulate)
+    return [(first, min(first + held, tiles)) for first in range(0, tiles, max(held, 1))] or [
+        (0, 0)
+    ]
 
 
 def tile_kernels(env, network, tile, precision):
@@ -94,7 +113,7 @@ def launch_updates(parameters, m, v, step, *rest):
     """Queue the updates; arguments as op.py gives them to a launcher."""
     state_floats, state_ints, table, series, index, *rest = rest
     *taken, moments, env, network, lr, clip, value_clip, value_weight, entropy_weight = rest[:13]
-    *moving, precision, gradient, statistics, norm = rest[13 : -len(WORK) - 1]
+    *moving, precision, accumulate, gradient, statistics, norm = rest[13 : -len(WORK) - 1]
     *work, stream = rest[-len(WORK) - 1 :]
     require(env, table=table, series=series)
     learned = parameters, m, v, step
@@ -111,7 +130,7 @@ def launch_updates(parameters, m, v, step, *rest):
     for k in range(len(index)):
         rows = [part(array, k) for array in (index, moments, statistics, norm)]
         args = learned, states, taken, weights, (lr, *moving), gradient, rows, work
-        _launch_tiles(env, network, tile, precision, *args, stream)
+        _launch_tiles(env, network, tile, precision, accumulate, *args, stream)
 
 
 def launch_sum(kernel, network, precision, args, stream):
@@ -148,7 +167,7 @@ def _launch_grid(
     work,
     stream,
 ):
-    partials, tallies, squares, counter, image = work
+    partials, _, tallies, squares, counter, image = work
     launch.clear(counter, stream)
     counts = i32(len(index)), i32(index.shape[1])
     args = (*learned, *states, index, *taken, moments, *counts, *weights, *moving, *outputs)
@@ -162,6 +181,7 @@ def _launch_tiles(
     network,
     tile,
     precision,
+    accumulate,
     learned,
     states,
     taken,
@@ -174,14 +194,17 @@ def _launch_tiles(
 ):
     parameters, m, v, step = learned
     index, moments, statistics, norm = rows
-    partials, tallies, squares, counter, _ = work
+    partials, carried, tallies, squares, counter, _ = work
     batch, on = index.shape[1], launch.device()
     by_tile, sum_up = tile_kernels(env, network, tile, precision)
-    args = (parameters, *states, index, *taken, moments, i32(batch), *weights, partials, tallies)
-    launch.launch(by_tile, tile.grid(batch, on), THREADS, args, stream, tile.nbytes)
-    counts = i32(tile.tiles(batch)), i32(batch), *weights[2:]
-    args = (partials, tallies, step, *counts, gradient, squares, counter, statistics)
-    launch_sum(sum_up, network, precision, args, stream)
+    given, tiles = (parameters, *states, index, *taken, moments, i32(batch)), tile.tiles(batch)
+    for first, last in parts_of(tiles, accumulate):
+        ends = i32(first), i32(last)
+        args = *given, *ends, *weights, partials, tallies
+        launch.launch(by_tile, tile.grid(last - first, on), THREADS, args, stream, tile.nbytes)
+        counts = *ends, i32(tiles), i32(batch), *weights[2:]
+        args = partials, tallies, step, *counts, gradient, carried, squares, counter, statistics
+        launch_sum(sum_up, network, precision, args, stream)
     optimizer.launch_update(
         parameters, gradient, m, v, step, *moving, norm, squares, counter, stream
     )

@@ -47,9 +47,10 @@ class UpdateTile:
         """Tiles of a minibatch, each of which leaves a vector of gradients."""
         return blocks(batch, self.rows)
 
-    def grid(self, batch, on):
-        """Blocks to launch; each takes tiles one after another, so its weights are staged once."""
-        return min(self.tiles(batch), self.blocks_a_sm * on.sms)
+    def grid(self, tiles, on):
+        """Blocks to launch for so many tiles; each takes some one after another, so its weights are
+        staged once."""
+        return min(tiles, self.blocks_a_sm * on.sms)
 
 
 @functools.cache

@@ -25,6 +25,7 @@ from lowgpu_kernels.ops.replay.tree import (
 
 VECTOR = 16  # bytes a thread reads at a time
 GROUP = 64  # rows a block draws, and one value of `least`. Untuned: 8192 rows are 128 blocks.
+MEMBERS = 8  # lanes that search for a row together; as priority_search.cuh has it. Untuned.
 
 
 @op(
@@ -146,17 +147,21 @@ def _find(target, priority, sums, widths, ends):
 @priority_sample.on_cuda
 def _launch(priority, sums, clock, batch, seed, *outputs):
     *outputs, stream = outputs
-    leaves = len(priority)
+    macros = tree_macros(priority, sums)
+    kernel = cuda_c("replay/priority_sample", "priority_sample_kernel", **macros)
+    groups = i32(len(priority) // FAN)
+    args = priority, sums, clock, groups, i32(batch), seed, stride_of(batch), *outputs
+    launch.launch(kernel, blocks(batch, GROUP), GROUP * MEMBERS, args, stream)
+
+
+def tree_macros(priority, sums):
+    """The constants of a kernel that searches the tree.
+
+    Raises:
+        ValueError: an array that cannot be read 16 bytes at a time.
+    """
     for name, array in (("priority", priority), ("sums", sums)):
         if isinstance(array, Buffer) and array.address % VECTOR:
             raise ValueError(f"{name} must be aligned to {VECTOR} bytes, got {array.address:#x}")
-    kernel = cuda_c(
-        "replay/priority_sample",
-        "priority_sample_kernel",
-        threads=GROUP,
-        levels=len(widths_of(leaves)),
-        fan=FAN,
-        top=TOP,
-    )
-    args = priority, sums, clock, i32(leaves // FAN), i32(batch), seed, stride_of(batch), *outputs
-    launch.launch(kernel, blocks(batch, GROUP), GROUP, args, stream)
+    levels = len(widths_of(len(priority)))
+    return {"rows": GROUP, "members": MEMBERS, "levels": levels, "fan": FAN, "top": TOP}

@@ -3,6 +3,7 @@
 // with one index counts must not depend on that order: where indices do not decrease it is the one
 // whose neighbour has another index. Elsewhere each row claims its leaf first.
 #include "atomics.cuh"
+#include "grid_order.cuh"
 #include "priority.cuh"
 #include "warp.cuh"
 
@@ -28,6 +29,8 @@ __device__ inline void add_above(unsigned long long* sums, int groups, int leaf,
 extern "C" __global__ void __launch_bounds__(THREADS)
     claim_kernel(const int* __restrict__ index, float* priority, unsigned long long* sums, int rows,
                  int groups) {
+    wait_for_grid_in_front();
+    let_next_grid_begin();
     const unsigned b = blockIdx.x * THREADS + threadIdx.x;
     if (b >= unsigned(rows)) return;  // no barrier and no shuffle follows
     const int leaf = index[b];
@@ -40,6 +43,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     settle_kernel(const int* __restrict__ index, const float* __restrict__ error, float* priority,
                   unsigned long long* sums, float* highest, int rows, int groups, float alpha,
                   float eps) {
+    wait_for_grid_in_front();
+    let_next_grid_begin();
     const unsigned b = blockIdx.x * THREADS + threadIdx.x;
     const int leaf = b < unsigned(rows) ? index[b] : -1;
     float fresh = 0.f;

@@ -164,10 +164,10 @@ def _launch(index, error, priority, sums, highest, alpha, eps, in_order, stream)
     leaves, rows = len(priority), len(index)
     macros = {"threads": THREADS, "levels": len(widths_of(leaves)), "in_order": in_order}
     sizes = i32(rows), i32(leaves // FAN)
-    grid = blocks(rows, THREADS)
+    grid, early = blocks(rows, THREADS), launch.from_the_wait()
     if not in_order:
         claim = cuda_c("replay/priority_update", "claim_kernel", **macros)
-        launch.launch(claim, grid, THREADS, (index, priority, sums, *sizes), stream)
+        launch.launch(claim, grid, THREADS, (index, priority, sums, *sizes), stream, early=early)
     settle = cuda_c("replay/priority_update", "settle_kernel", **macros)
     args = index, error, priority, sums, highest, *sizes, alpha, eps
-    launch.launch(settle, grid, THREADS, args, stream)
+    launch.launch(settle, grid, THREADS, args, stream, early=early)

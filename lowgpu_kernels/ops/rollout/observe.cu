@@ -1,5 +1,6 @@
 // Observation rows of states: a row of the table, then what the env works out.
 #include "env.cuh"
+#include "grid_order.cuh"
 #include "real.cuh"
 
 constexpr int VECTORS = WIDTH / PIECE, WHOLE = TABLE_COLUMNS / PIECE, LANES = LG_LANES;
@@ -15,6 +16,8 @@ struct alignas(16) Vector {
 extern "C" __global__ void __launch_bounds__(LG_THREADS)
 observe_kernel(const float* floats, const int* ints, const Real* table, const float* series,
                const int* index, int count, int rows, Real* x) {
+    wait_for_grid_in_front();
+    let_next_grid_begin();
     const long long b = (long long)blockIdx.x * (LG_THREADS / LANES) + threadIdx.x / LANES;
     const int lane = threadIdx.x % LANES;
     if (b >= count) return;  // no barrier and no shuffle follows

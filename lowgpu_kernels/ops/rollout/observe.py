@@ -6,7 +6,7 @@ from lowgpu_kernels.compile import cuda_c
 from lowgpu_kernels.device import i32
 from lowgpu_kernels.dims import F32, I32, REAL, B, Choice, F, G, I, N, Outputs, R, S, Static
 from lowgpu_kernels.env import Env
-from lowgpu_kernels.launch import WARP, launch
+from lowgpu_kernels.launch import WARP, from_the_wait, launch
 from lowgpu_kernels.op import blocks, op
 from lowgpu_kernels.ops.rollout import example
 from lowgpu_kernels.ops.rollout.cpu_env import NO_TABLE, batches, flat
@@ -142,4 +142,5 @@ def _launch(floats, ints, table, series, index, env, precision, x, stream):
             raise ValueError(f"{name} must be aligned to {VECTOR} bytes, got {array.address:#x}")
     args = floats, ints, table, series, index, i32(len(x)), i32(rows_of(series)), x
     rows_a_block = THREADS // lanes_of(env, precision)
-    launch(kernel_of(env, precision), blocks(len(x), rows_a_block), THREADS, args, stream)
+    kernel, grid = kernel_of(env, precision), blocks(len(x), rows_a_block)
+    launch(kernel, grid, THREADS, args, stream, early=from_the_wait())

@@ -17,7 +17,15 @@ from lowgpu_kernels.ops.tft.norm import (
     spec_norm,
     widened,
 )
-from lowgpu_kernels.ops.tft.rows import THREADS, fours, rows_grid, rows_macros, source_macros, whole
+from lowgpu_kernels.ops.tft.rows import (
+    THREADS,
+    all_whole,
+    fours,
+    rows_grid,
+    rows_macros,
+    source_macros,
+    whole,
+)
 from lowgpu_kernels.ops.tft.sizes import GATES, HIDDEN, INPUTS, ROWS, SEQUENCES, UNITS, weight_draw
 
 
@@ -179,28 +187,48 @@ def _cpu_residual(
 
 @gated_norm.on_cuda
 def _launch_norm(x, residual, gate, gate_bias, norm_weight, norm_bias, epsilon, out, stream):
-    none = None, None, None
-    given = x, residual, *none, gate, gate_bias, norm_weight, norm_bias, out
-    _launch(given, x.shape[1], x.shape[1], 1, epsilon, False, stream)
+    none = None, None, None, None
+    given = x, residual, *none, gate, None, gate_bias, norm_weight, norm_bias, out
+    launch_gated(given, 1, epsilon, x.dtype.name, stream)
 
 
 @gated_residual.on_cuda
 def _launch_residual(
     x, context, first, first_bias, gate, gate_bias, norm_weight, norm_bias, epsilon, out, stream
 ):
-    given = x, x, context, first, first_bias, gate, gate_bias, norm_weight, norm_bias, out
+    before = x, x, context, first, None, first_bias
+    given = *before, gate, None, gate_bias, norm_weight, norm_bias, out
     sequences = 1 if context is None else len(context)
-    _launch(given, x.shape[1], len(first), sequences, epsilon, True, stream)
+    launch_gated(given, sequences, epsilon, x.dtype.name, stream)
 
 
-def _launch(given, inputs, units, sequences, epsilon, first_layer, stream):
-    x, out = given[0], given[-1]
-    rows, hidden = out.shape
-    widths = (inputs, units) if first_layer else (inputs,)
-    macros = rows_macros("gated", widths, hidden, rows, x.dtype.name, launch.device())
-    kernel = cuda_c("tft/gated", "gated", first=first_layer, **source_macros(macros))
-    inputs_whole = whole(inputs, x, given[3] if first_layer else given[5])
-    flags = inputs_whole, whole(units, given[5]), fours(hidden, given[1], *given[7:])
+def launch_gated(given, sequences, epsilon, terms, stream, levels=(1, 1)):
+    """Queue gated.cu.
+
+    Args:
+        given: x, residual, context, first layer (or None), its scale and bias, gate, its scale and
+            bias, the norm's weight and bias, out.
+        sequences: rows of the context.
+        epsilon: of the norm.
+        terms: what products are of: "float32", "bfloat16" or "int8".
+        stream: its address.
+        levels: that a 1 of the inputs and of the units are, of int8.
+    """
+    x, residual, _, first, _, _, gate, *_, out = given
+    (rows, hidden), inputs, units = out.shape, x.shape[1], gate.shape[1]
+    widths = (inputs,) if first is None else (inputs, units)
+    macros = rows_macros("gated", widths, hidden, rows, terms, launch.device())
+    inputs_whole = whole(inputs, gate if first is None else first)
+    flags = whole(inputs, x), inputs_whole, whole(units, gate), fours(hidden, residual, *given[9:])
+    kernel = cuda_c(
+        "tft/gated",
+        "gated",
+        first=first is not None,
+        levels=x.dtype.name == "int8",
+        # A context's runs of eight units are read as fours.
+        whole=all_whole((*flags, units % 8 == 0, fours(units, given[2])), macros),
+        **source_macros(macros),
+    )
     sizes = rows, inputs, units, hidden, sequences, *flags
-    args = *given, *map(np.int32, sizes), epsilon
+    args = *given, *map(np.int32, sizes), epsilon, *map(np.float32, levels)
     launch.launch(kernel, rows_grid(rows, macros), THREADS, args, stream, macros["nbytes"])

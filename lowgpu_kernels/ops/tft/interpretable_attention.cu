@@ -1,4 +1,4 @@
-// Kernel of interpretable_attention.py: a block owns a sequence, a warp QUERIES of its predicted steps, and
+// Kernel of interpretable_attention.py in float32: a block owns a sequence, a warp QUERIES of its predicted steps, and
 // a lane every steps 2l and 2l + 1 of CHUNK for all of them. Keys of a head, and at last the values, pass
 // through shared memory CHUNK steps at a time, keys with steps along their rows. A warp's scores and mean
 // attention lie beside each other for its queries, so that a lane reads or writes them 16 bytes at once.

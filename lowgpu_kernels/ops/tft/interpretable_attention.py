@@ -12,6 +12,10 @@ HIDDEN_SCORE = -1e9  # of a step that is not seen: of use where no step is
 # Queries of a warp, and floats from one column of a chunk of keys to the next; as the kernel has them.
 QUERIES, KEY_STRIDE = 4, 66
 MOST_WARPS = 8  # of a block; fewer where the future is short. Untuned.
+ROWS, WARPS = (
+    16,
+    2,
+)  # predicted steps of a warp, and warps of a block, where tensor cores multiply. Untuned.
 
 
 def _sizes(params, known):
@@ -140,6 +144,15 @@ def _launch(query, sources, lengths, future_lengths, heads, ahead, mixed, attent
     steps, width, on = len(sources), columns // int(heads), launch.device()
     if future == 0 or steps == 0:
         return
+    arrays = query, sources, lengths, future_lengths, mixed, attention
+    counts = future, sequences, steps, int(heads)
+    if query.dtype.name == "bfloat16":
+        macros = {"float32": False, "warps": WARPS, "width": width}
+        kernel = cuda_c("tft/attention_products", "attention_products", **macros)
+        grid = sequences * blocks(future, WARPS * ROWS)
+        args = (*arrays, *map(np.int32, (*counts, ahead)))
+        launch.launch(kernel, grid, WARPS * launch.WARP, args, stream)
+        return
     warps = min(blocks(future, QUERIES), MOST_WARPS)
     # Scores and mean attention of each warp, its queries, and a chunk of keys.
     shared = 4 * (warps * QUERIES * (2 * steps + width) + width * KEY_STRIDE)
@@ -148,11 +161,6 @@ def _launch(query, sources, lengths, future_lengths, heads, ahead, mixed, attent
             f"attention over {steps} steps needs {shared} B of shared memory a block; {on.name} has "
             f"{on.shared_per_block} B: give fewer steps"
         )
-    kernel = cuda_c(
-        "tft/interpretable_attention",
-        "interpretable_attention",
-        float32=query.dtype.name == "float32",
-    )
-    sizes = future, sequences, steps, int(heads), width, int(ahead)
-    args = (query, sources, lengths, future_lengths, mixed, attention, *map(np.int32, sizes))
+    kernel = cuda_c("tft/interpretable_attention", "interpretable_attention", float32=True)
+    args = (*arrays, *map(np.int32, (*counts, width, ahead)))
     launch.launch(kernel, sequences, warps * launch.WARP, args, stream, shared)

@@ -13,22 +13,20 @@ __device__ inline void store(float* to, float x) { *to = x; }
 __device__ inline void store(Bf16* to, float x) { *to = {(unsigned short)pack_bf16(x, 0.f)}; }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    linear(const Real* x, const Real* weight, const float* bias, Result* result, int rows, int inputs,
-           int outputs, int inputs_whole, int outputs_whole) {
+    linear(const Real* x, const Term* weight, const float* scale, const float* bias, Result* result, int rows,
+           int inputs, int outputs, int x_whole, int inputs_whole, int outputs_whole, float levels) {
     extern __shared__ uint4 memory[];
-    Real* const tile = reinterpret_cast<Real*>(memory);
+    if constexpr (LG_WHOLE) x_whole = inputs_whole = outputs_whole = 1;
+    Term* const tile = reinterpret_cast<Term*>(memory);
     const int first = blockIdx.x * ROWS, warp = warp_index();
-    load_rows(tile, x, first, rows, inputs, inputs_whole);
+    load_rows(tile, x, first, rows, inputs, x_whole, levels);
     __syncthreads();
     constexpr int AT_ONCE = 16 / sizeof(Result);
-    product(warp, tile, stride_of(inputs), weight, outputs, inputs, inputs_whole,
+    product(warp, tile, stride_of(inputs), weight, scale, bias, outputs, inputs, inputs_whole,
             [&](int row, int column, auto& values) {
                 constexpr int RUN = sizeof(values) / sizeof(float);
                 if (first + row >= rows) return;
                 Result* const to = result + (long long)(first + row) * outputs + column;
-#pragma unroll
-                for (int i = 0; i < RUN; ++i)
-                    if (bias != nullptr && column + i < outputs) values[i] += bias[column + i];
                 if (outputs_whole) {
 #pragma unroll
                     for (int i = 0; i < RUN; i += AT_ONCE) {

@@ -6,7 +6,14 @@ from lowgpu_kernels import launch
 from lowgpu_kernels.compile import cuda_c
 from lowgpu_kernels.dims import F32, REAL
 from lowgpu_kernels.op import op
-from lowgpu_kernels.ops.tft.rows import THREADS, rows_grid, rows_macros, source_macros, whole
+from lowgpu_kernels.ops.tft.rows import (
+    THREADS,
+    all_whole,
+    rows_grid,
+    rows_macros,
+    source_macros,
+    whole,
+)
 from lowgpu_kernels.ops.tft.sizes import INPUTS, OUTPUTS, ROWS, weight_draw
 
 # Terms are summed in float32, in an order of their own; the result's rounding is half an eps.
@@ -92,13 +99,12 @@ def _launch(x, weight, bias, out, stream):
     (rows, inputs), outputs = x.shape, len(weight)
     precision, on = x.dtype.name, launch.device()
     macros = rows_macros("linear", (inputs,), outputs, rows, precision, on)
-    kernel = cuda_c(
-        "tft/linear", "linear", result=out.dtype.name == "float32", **source_macros(macros)
-    )
-    args = (
-        *(x, weight, bias, out),
-        *map(np.int32, (rows, inputs, outputs, whole(inputs, x, weight), whole(outputs, out))),
-    )
+    flags = whole(inputs, x), whole(inputs, weight), whole(outputs, out)
+    result = out.dtype.name == "float32"
+    own = {"result": result, "whole": all_whole(flags, macros)}
+    kernel = cuda_c("tft/linear", "linear", **own, **source_macros(macros))
+    sizes = map(np.int32, (rows, inputs, outputs, *flags))
+    args = x, weight, None, bias, out, *sizes, np.float32(1)
     launch.launch(kernel, rows_grid(rows, macros), THREADS, args, stream, macros["nbytes"])
 
 

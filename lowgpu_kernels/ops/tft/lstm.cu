@@ -9,8 +9,12 @@
 constexpr int HIDDEN = LG_HIDDEN, THREADS = LG_THREADS, WARPS = THREADS / WARP_LANES, SEQUENCES = 8;
 constexpr int A_WARP = 8, STRIPS = ((HIDDEN + A_WARP - 1) / A_WARP + WARPS - 1) / WARPS;
 constexpr int STEPS = (HIDDEN + Fragment::STEP - 1) / Fragment::STEP, PADDED = STEPS * Fragment::STEP;
-// So that eight sequences' 64 bytes lie in different banks.
+// So that eight sequences' 64 bytes lie in different banks; in bfloat16 two rows' of 64 bytes, which lanes read at
+// once, and eight units of every second row, which they write at once.
 constexpr int STRIDE = LG_FLOAT32 ? PADDED + 4 : PADDED % 64 == 32 ? PADDED : PADDED + 32;
+constexpr int STATE = SEQUENCES * STRIDE + (LG_FLOAT32 ? 0 : 32);
+
+__device__ inline int row_at(int sequence) { return sequence * STRIDE + (LG_FLOAT32 ? 0 : sequence / 2 * PIECE); }
 
 #if LG_FLOAT32
 
@@ -64,7 +68,7 @@ struct Cells {
     __device__ float& at(int n, int s) { return sums[n / 2][n % 2 * 2 + s]; }
     __device__ void multiply_add(const Real* state, int k, const Step& weights) {
         const uint4 right =
-            *reinterpret_cast<const uint4*>(state + lane_of_warp() / 4 * STRIDE + k + Fragment::term());
+            *reinterpret_cast<const uint4*>(state + row_at(lane_of_warp() / 4) + k + Fragment::term());
 #pragma unroll
         for (int pair = 0; pair < 2; ++pair) Fragment::multiply_add(sums[pair], weights.of_pair[pair], right);
     }
@@ -78,7 +82,6 @@ struct Weights {
     Cells::Step held[STRIPS][STEPS];
 #endif
     const Real* from;
-    bool whole;
 
     __device__ Cells::Step load(int strip, int step) const {
         const int unit = min((strip * WARPS + warp_index()) * A_WARP + Cells::unit(), HIDDEN - 1);
@@ -87,12 +90,12 @@ struct Weights {
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
             const Real* const row = from + (4ll * unit + n) * HIDDEN + at;
-            if (LG_HELD && whole && at < HIDDEN) {
+            if (LG_HELD && LG_WHOLE && at < HIDDEN) {
                 // Word by word: what came as 16 bytes would be moved to where a product takes it in every step.
                 const volatile unsigned* const words = reinterpret_cast<const volatile unsigned*>(row);
                 rows[n] = make_uint4(words[0], words[1], words[2], words[3]);
             } else {
-                rows[n] = load_piece(row, HIDDEN - at, whole);
+                rows[n] = load_piece(row, HIDDEN - at, LG_WHOLE);
             }
         }
         return Cells::step_of(rows);
@@ -126,15 +129,16 @@ struct Memory {
 
 // A step's hidden states to global memory, zeros where a sequence has ended.
 __device__ inline void store_states(Real* out, const Real* state, const int* lengths, int t, int first,
-                                    int sequences, bool whole) {
-    constexpr int PIECES = (HIDDEN + PIECE - 1) / PIECE;
-    for (int i = threadIdx.x; i < SEQUENCES * PIECES; i += THREADS) {
-        const int s = i / PIECES, column = i % PIECES * PIECE;
-        if (first + s >= sequences) continue;
-        uint4 piece = *reinterpret_cast<const uint4*>(state + s * STRIDE + column);
+                                    int sequences) {
+    constexpr int PIECES = (HIDDEN + PIECE - 1) / PIECE, STORED = (SEQUENCES * PIECES + THREADS - 1) / THREADS;
+#pragma unroll
+    for (int f = 0; f < STORED; ++f) {
+        const int i = threadIdx.x + f * THREADS, s = i / PIECES, column = i % PIECES * PIECE;
+        if (i >= SEQUENCES * PIECES || first + s >= sequences) continue;
+        uint4 piece = *reinterpret_cast<const uint4*>(state + row_at(s) + column);
         if (t >= lengths[s]) piece = make_uint4(0u, 0u, 0u, 0u);
         Real* const to = out + ((long long)t * sequences + first + s) * HIDDEN + column;
-        if (whole) {
+        if constexpr (LG_WHOLE) {
             *reinterpret_cast<uint4*>(to) = piece;
         } else {
 #pragma unroll
@@ -149,12 +153,12 @@ __device__ inline float float_of_real(Bf16 x) { return __uint_as_float(unsigned(
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     lstm(const Real* gates, const Real* recurrent, const Real* first_hidden, const Real* first_cell,
-         const int* lengths, Real* out, int steps, int sequences, int history, int whole) {
+         const int* lengths, Real* out, int steps, int sequences, int history) {
     extern __shared__ uint4 memory[];
     __shared__ int length_of[SEQUENCES], endless[SEQUENCES];
-    Real* const states = reinterpret_cast<Real*>(memory);  // [2][SEQUENCES][STRIDE]
+    Real* const states = reinterpret_cast<Real*>(memory);  // of two steps
     const int first = blockIdx.x * SEQUENCES, warp = warp_index();
-    for (int i = threadIdx.x; i < 2 * SEQUENCES * STRIDE; i += THREADS) states[i] = to_real(0.f);
+    for (int i = threadIdx.x; i < 2 * STATE; i += THREADS) states[i] = to_real(0.f);
     if (threadIdx.x < SEQUENCES) {
         const int sequence = min(first + int(threadIdx.x), sequences - 1);
         length_of[threadIdx.x] = lengths == nullptr ? history : lengths[sequence];
@@ -181,14 +185,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             const long long at = (long long)row_of(s) * HIDDEN + min(unit, HIDDEN - 1);
             lane[strip].cell[s] = float_of_real(first_cell[at]);
             lane[strip].hidden[s] = float_of_real(first_hidden[at]);
-            if (unit < HIDDEN) states[Cells::sequence(s) * STRIDE + unit] = first_hidden[at];
+            if (unit < HIDDEN) states[row_at(Cells::sequence(s)) + unit] = first_hidden[at];
         }
         fetch(strip, 0);
     }
     __syncthreads();
 
     Weights weights;
-    weights.whole = whole;
 #pragma unroll 1
     for (int part = 0; part < 2; ++part) {
         weights.from = recurrent + (long long)part * 4 * HIDDEN * HIDDEN;
@@ -196,8 +199,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         const int end = part == 0 ? min(history, steps) : steps;
 #pragma unroll 1
         for (int t = part == 0 ? 0 : min(history, steps); t < end; ++t) {
-            const Real* const before = states + t % 2 * SEQUENCES * STRIDE;
-            Real* const after = states + (t + 1) % 2 * SEQUENCES * STRIDE;
+            const Real* const before = states + t % 2 * STATE;
+            Real* const after = states + (t + 1) % 2 * STATE;
 #pragma unroll
             for (int strip = 0; strip < STRIPS; ++strip) {
                 Memory& of = lane[strip];
@@ -219,11 +222,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                         of.hidden[s] = float_of_real(hidden);
                     }
                     if (unit_of(strip) < HIDDEN)
-                        after[Cells::sequence(s) * STRIDE + unit_of(strip)] = to_real(of.hidden[s]);
+                        after[row_at(Cells::sequence(s)) + unit_of(strip)] = to_real(of.hidden[s]);
                 }
             }
             __syncthreads();
-            store_states(out, after, part == 0 ? length_of : endless, t, first, sequences, whole);
+            store_states(out, after, part == 0 ? length_of : endless, t, first, sequences);
         }
     }
 }

@@ -7,7 +7,7 @@ from lowgpu_kernels.compile import cuda_c
 from lowgpu_kernels.op import blocks
 from lowgpu_kernels.ops.tft.rows import NBYTES, STEP, fours, whole
 
-SEQUENCES = 8  # of a block: columns of a tensor core's product
+SEQUENCES_A_BLOCK = 8  # of a block: columns of a tensor core's product
 UNITS_A_WARP = 8
 MOST_WARPS = 16
 # Widest layer whose weights the warps of a block keep in registers, 64 a thread, in bfloat16. In float32,
@@ -35,7 +35,9 @@ def launch_lstm(arrays, history, on, stream):
     warps = min(blocks(hidden, UNITS_A_WARP), MOST_WARPS)
     threads = warps * launch.WARP
     # Hidden states of the step before and of this one.
-    shared = 2 * SEQUENCES * state_stride(hidden, precision) * NBYTES[precision]
+    state = SEQUENCES_A_BLOCK * state_stride(hidden, precision)
+    # In bfloat16 every second row starts 16 bytes further.
+    shared = 2 * (state + (0 if precision == "float32" else 32)) * NBYTES[precision]
     if shared > on.shared_per_block:
         raise ValueError(
             f"a state of {hidden} units needs {shared} B of shared memory a block; {on.name} has "
@@ -48,7 +50,7 @@ def launch_lstm(arrays, history, on, stream):
         hidden=hidden,
         threads=threads,
         held=precision == "bfloat16" and hidden <= MOST_HELD,
+        whole=whole(hidden, recurrent, out),
     )
-    whole_rows = whole(hidden, recurrent, out)
-    args = *arrays, *map(np.int32, (steps, sequences, history, whole_rows))
-    launch.launch(kernel, blocks(sequences, SEQUENCES), threads, args, stream, shared)
+    args = *arrays, *map(np.int32, (steps, sequences, history))
+    launch.launch(kernel, blocks(sequences, SEQUENCES_A_BLOCK), threads, args, stream, shared)

@@ -3,16 +3,23 @@
 import functools
 
 from lowgpu_kernels.arrays import Buffer
+from lowgpu_kernels.launch import WARP
 from lowgpu_kernels.op import blocks
 
 THREADS = 256
-FRAGMENT = {"float32": 8, "bfloat16": 16}  # rows that a warp multiplies at once
-STEP = {"float32": 4, "bfloat16": 32}  # terms that it multiplies at once
-NBYTES = {"float32": 4, "bfloat16": 2}
+# By what a product's terms are.
+FRAGMENT = {"float32": 8, "bfloat16": 16, "int8": 16}  # rows that a warp multiplies at once
+STEP = {"float32": 4, "bfloat16": 32, "int8": 64}  # terms that it multiplies at once
+NBYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 # Fragments that a warp has one under the other, and warps of the eight that are; the others are along the
 # columns. Taller tiles read each weight less often; with four fragments bfloat16 spills. Untuned.
 TILES = {"float32": ((4, 1), (2, 1), (1, 1)), "bfloat16": ((2, 2), (1, 2), (1, 1))}
-NORMED = 128  # columns that the lanes of a warp norm at once
+TILES["int8"] = TILES["bfloat16"]
+FOUR = 4  # neighbouring columns of a row that a lane norms
+# Fours of a lane and the fewest lanes that share a row: fewer lanes sum with fewer shuffles, and norm more
+# rows of a warp at once. A lane keeps the parameters of its Fours, if there are no more: of two arrays, or
+# of a mixture's six.
+NORMED = {"linear": (1, WARP), "gated": (4, 8), "mixture": (2, 16)}
 
 
 def stride_of(columns, precision):
@@ -45,7 +52,7 @@ def rows_macros(kind, widths, outputs, rows, precision, on):
         widths: columns of the rows that are multiplied.
         outputs: columns of the result.
         rows: of the result.
-        precision: "float32" or "bfloat16".
+        precision: of a product's terms: "float32", "bfloat16" or "int8".
         on: the Device.
 
     Raises:
@@ -59,6 +66,7 @@ def rows_macros(kind, widths, outputs, rows, precision, on):
 def _fitting(kind, widths, outputs, precision, on):
     """(rows of a tile, macros) of the tiles that fit, the tallest first."""
     found = []
+    fours, lanes = _normed(kind, outputs)
     for down, warps_down in TILES[precision]:
         high = down * warps_down * FRAGMENT[precision]
         nbytes = tile_nbytes(kind, widths, outputs, high, precision)
@@ -66,10 +74,12 @@ def _fitting(kind, widths, outputs, precision, on):
         if nbytes + 8 * high <= on.shared_per_block:
             macros = {
                 "float32": precision == "float32",
+                "int8": precision == "int8",
                 "down": down,
                 "warps_down": warps_down,
-                # Nothing is normed in a product: one kernel for all widths.
-                "fours": 1 if kind == "linear" else max(blocks(outputs, NORMED), 1),
+                "fours": fours,
+                "row_lanes": lanes,
+                "kept": fours <= NORMED[kind][0],
                 "nbytes": nbytes,
             }
             found.append((high, macros))
@@ -81,6 +91,17 @@ def _fitting(kind, widths, outputs, precision, on):
     return found
 
 
+def _normed(kind, columns):
+    """Fours of a lane, and lanes of a row, that norm so many columns."""
+    most, lanes = NORMED[kind]
+    # Nothing is normed in a product: one kernel for all widths.
+    if kind == "linear":
+        return most, lanes
+    while lanes < WARP and columns > most * lanes * FOUR:
+        lanes *= 2
+    return max(blocks(columns, lanes * FOUR), 1), lanes
+
+
 def rows_grid(rows, macros):
     """Blocks of a launch."""
     fragment = FRAGMENT["float32" if macros["float32"] else "bfloat16"]
@@ -90,6 +111,11 @@ def rows_grid(rows, macros):
 def source_macros(macros):
     """The macros that a kernel's source reads: sizes that are arguments compile nothing anew."""
     return {n: v for n, v in macros.items() if n != "nbytes"}
+
+
+def all_whole(flags, macros):
+    """Whether a kernel may be compiled for rows that are all whole: of half the instructions."""
+    return not macros["float32"] and all(flags)
 
 
 def whole(columns, *arrays):

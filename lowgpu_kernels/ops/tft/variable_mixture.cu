@@ -45,6 +45,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
                      int sequences, int steps, int reals_count, int categories_count, int variables,
                      int categoricals, int units, int hidden, int units_whole, int hidden_whole, float epsilon) {
     extern __shared__ uint4 memory[];
+    if constexpr (LG_WHOLE) units_whole = hidden_whole = 1;
     // Of two variables, because a warp may still norm the one while the next is fetched.
     __shared__ float x_of[2][ROWS];
     const int stride = sums_stride(hidden), rows = steps * sequences, first = blockIdx.x * ROWS;
@@ -61,8 +62,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         const int r = min(first + row, rows - 1);
         return (long long)(r % sequences) * steps + r / sequences;
     };
-    for (int row = warp; row < ROWS; row += WARPS)
+    each_row(warp, [&](int row) {
         each_four(hidden, [&](int, int c) { store_four(total + row * stride + c, Four{}); });
+    });
 #pragma unroll 1
     for (int v = 0; v < variables; ++v) {
         float* const x = x_of[v % 2];
@@ -71,19 +73,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         make_units(tile, x, slope + v * units, shift + v * units, units);
         __syncthreads();
         const long long of_gate = 2ll * v * hidden;
-        gated_product(warp, gated, tile, stride_of(units), gate + of_gate * units, gate_bias + of_gate, hidden,
+        gated_product(warp, gated, tile, stride_of(units), gate + of_gate * units, nullptr, gate_bias + of_gate, hidden,
                       units, units_whole);
         __syncthreads();
         const Columns slopes = parameters(residual_slope, v), shifts = parameters(residual_shift, v);
         const Columns of_weight = parameters(residual_weight, v), of_bias = parameters(residual_bias, v);
         const Columns weight = parameters(norm_weight, v), bias = parameters(norm_bias, v);
-#pragma unroll 1
-        for (int row = warp; row < ROWS && first + row < rows; row += WARPS) {
+        each_row(warp, [&](int row) {
             const float* const sums = gated + row * stride;
             const float real = x[row];
             Row made = {};
             each_four(hidden, [&](int f, int c) {
-                const Four of_slope = slopes.at(c), of_shift = shifts.at(c);
+                const Four of_slope = slopes.at(f, c), of_shift = shifts.at(f, c);
 #pragma unroll
                 for (int i = 0; i < FOUR; ++i)
                     made.of[f].of[i] = fmaf(real, of_slope.of[i], of_shift.of[i]);
@@ -95,14 +96,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
                 for (int i = 0; i < FOUR; ++i) made.of[f].of[i] += added.of[i];
             });
             made.norm(hidden, epsilon, weight, bias);
-            const float share_of = share[(long long)(first + row) * (variables + categoricals) + v];
+            const long long r = min(first + row, rows - 1);
+            const float share_of = share[r * (variables + categoricals) + v];
             each_four(hidden, [&](int f, int c) { add(total + row * stride + c, share_of, made.of[f]); });
-        }
+        });
     }
-#pragma unroll 1
-    for (int row = warp; row < ROWS && first + row < rows; row += WARPS) {
+    each_row(warp, [&](int row) {
         float* const into = total + row * stride;
         const long long r = first + row;
+        if (r >= rows) return;  // nothing below needs a whole warp
         for (int v = 0; v < categoricals; ++v) {
             const float share_of = share[r * (variables + categoricals) + variables + v];
             const int category = categories[brought(row) * categories_count + category_columns[v]];
@@ -115,5 +117,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         each_four(hidden, [&](int, int c) {
             store_four(out + r * hidden + c, load_four(into + c, FOUR, true), hidden - c, hidden_whole);
         });
-    }
+    });
 }

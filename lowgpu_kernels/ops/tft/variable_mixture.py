@@ -18,7 +18,15 @@ from lowgpu_kernels.ops.tft.norm import (
     spec_norm,
     widened,
 )
-from lowgpu_kernels.ops.tft.rows import THREADS, fours, rows_grid, rows_macros, source_macros, whole
+from lowgpu_kernels.ops.tft.rows import (
+    THREADS,
+    all_whole,
+    fours,
+    rows_grid,
+    rows_macros,
+    source_macros,
+    whole,
+)
 from lowgpu_kernels.ops.tft.sizes import (
     BOUNDS,
     CATEGORICAL_VARIABLES,
@@ -216,11 +224,13 @@ def _launch(*given):
     reals, categories, columns, category_columns = arrays[:4]
     units = arrays[6].shape[1]
     macros = rows_macros("mixture", (units,), hidden, steps * sequences, precision, launch.device())
-    kernel = cuda_c("tft/variable_mixture", "variable_mixture", **source_macros(macros))
+    flags = whole(units, arrays[8]), fours(hidden, *arrays[10:], out)
+    own = {"whole": all_whole(flags, macros)}
+    kernel = cuda_c("tft/variable_mixture", "variable_mixture", **own, **source_macros(macros))
     sizes = (
         *(sequences, steps, reals.shape[2], categories.shape[2]),
         *(len(columns), len(category_columns), units, hidden),
-        *(whole(units, arrays[8]), fours(hidden, *arrays[10:], out)),
+        *flags,
     )
     args = (*arrays, out, *map(np.int32, sizes), epsilon)
     grid = rows_grid(steps * sequences, macros)
