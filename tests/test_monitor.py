@@ -483,7 +483,7 @@ def ranges_of(names):
     return [part for name in names for part in (name, f"/{name}")]
 
 
-@pytest.mark.parametrize("algo, first", [("ppo", "rollout"), ("dqn", "experience")])
+@pytest.mark.parametrize("algo, first", [("ppo", "rollout"), ("dqn", "dqn_rounds")])
 def test_every_op_of_an_iteration_is_a_range(ranges, algo, first):
     trainer = trainer_of(CARTPOLE) if algo == "ppo" else DQN(TINY_DQN, CARTPOLE)
     ranges.clear()  # DQN's loops are compiled by a dry run
