@@ -253,7 +253,7 @@ def test_both_launches_of_few_environments_may_begin_early_where_launches_overla
 def test_the_kernels_for_few_environments_keep_to_registers(part, limits):
     on = launch.KNOWN[part]
     overlaps = part == "H200"
-    scan, merge = (module.scan_kernel(name, overlaps, limits) for name in ("scan", "merge"))
+    scan, merge = (module.scan_kernel(name, limits) for name in ("scan", "merge"))
     binary = scan.binary(on.architecture)
     for kernel, threads in ((scan, module.SCAN_THREADS), (merge, module.MERGE_THREADS)):
         found = binary.kernel(kernel.entry)

@@ -145,10 +145,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LG_RESIDENT)
     // Two tiles' maps: who is a tile ahead writes where nobody reads any more.
     __shared__ Map maps[2][WARPS][WARP_LANES];
     __shared__ float sums[2 * WARPS], one;
-#if LG_OVERLAPS
     wait_for_grid_in_front();
     let_next_grid_begin();
-#endif
     const int lanes = 1 << lane_bits, lane = threadIdx.x & (lanes - 1);
     const int chunk = threadIdx.x >> lane_bits, tile = (blockDim.x >> lane_bits) * GROUP;
     const int warp = warp_index(), warps = blockDim.x / WARP_LANES, of_warp = threadIdx.x % WARP_LANES;
@@ -204,10 +202,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LG_RESIDENT)
 extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
     gae_merge_kernel(const float* partials, int count, float* moments) {
     __shared__ float sums[2 * MERGE_THREADS / WARP_LANES];
-#if LG_OVERLAPS
     wait_for_grid_in_front();
     let_next_grid_begin();
-#endif
     Moments mine;
     for (int i = threadIdx.x; i < count; i += MERGE_THREADS)
         mine.add({partials[3 * i], partials[3 * i + 1], partials[3 * i + 2]});

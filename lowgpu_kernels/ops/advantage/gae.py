@@ -252,21 +252,19 @@ def _launch(reward, value, last_value, terminated, truncated, final_value, gamma
         _launch_wide(inputs, gamma, lam, i32(steps), results, stream)
         moments_kernel[1, MOMENTS_THREADS, stream](partials, f32(0), moments)
         return
-    overlaps, limits = launch.device().capability >= (9, 0), truncated is not None
-    scan, merge = (scan_kernel(name, overlaps, limits) for name in ("scan", "merge"))
-    # Both wait for the launch in front before they read anything.
-    early = Buffer(0, (0,), partials.dtype) if overlaps else None
+    scan, merge = (scan_kernel(name, truncated is not None) for name in ("scan", "merge"))
+    early = launch.from_the_wait()
     grid, bits = len(partials), i32(lanes.bit_length() - 1)
     args = *inputs, gamma, lam, i32(steps), i32(envs), bits, *results
     launch.launch(scan, grid, lanes * chunks, args, stream, early=early)
     launch.launch(merge, 1, MERGE_THREADS, (partials, i32(grid), moments), stream, early=early)
 
 
-def scan_kernel(name, overlaps, limits):
-    """One of gae.cu's kernels, "scan" or "merge", for devices whose launches overlap or not."""
+def scan_kernel(name, limits):
+    """One of gae.cu's kernels, "scan" or "merge"."""
     sizes = {"threads": SCAN_THREADS, "group": SCAN_GROUP, "merge_threads": MERGE_THREADS}
     # With final values, registers for two blocks an SM are not enough.
-    choices = {"overlaps": overlaps, "limits": limits, "resident": 1 if limits else 2}
+    choices = {"limits": limits, "resident": 1 if limits else 2}
     return cuda_c("advantage/gae", f"gae_{name}_kernel", **sizes, **choices)
 
 
