@@ -66,3 +66,14 @@ __host__ __device__ inline Window window_at(int index, int head, int slots, int 
     }
     return window;
 }
+
+// A lane's part of row `at` of `kept`, or of zeros below 0, to row b; LANES neighbours share a row.
+template <int COUNT, int LANES, typename T>
+__host__ __device__ inline void gather_fields(const T* __restrict__ kept, long long at,
+                                              T* __restrict__ out, long long b, int lane = 0) {
+#ifdef __CUDACC__
+    constexpr int TURNS = (COUNT + LANES - 1) / LANES;
+#pragma unroll(TURNS < 8 ? TURNS : 8)
+#endif
+    for (int i = lane; i < COUNT; i += LANES) out[b * COUNT + i] = at < 0 ? T(0) : kept[at * COUNT + i];
+}

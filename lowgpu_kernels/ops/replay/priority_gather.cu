@@ -13,15 +13,6 @@ constexpr int ROWS = LG_ROWS, THREADS = ROWS * MEMBERS, LEVELS = LG_LEVELS, STEP
 constexpr int FLOATS = LG_FLOATS, INTS = LG_INTS;
 static_assert(LG_FAN == FAN && LG_TOP == TOP && LG_MEMBERS == MEMBERS, "tree.py lays out the same tree");
 
-// The lane's part of row `at` of `kept`, or of zeros below 0, to row b.
-template <int COUNT, typename T>
-__device__ inline void gather_fields(const T* __restrict__ kept, long long at, T* __restrict__ out,
-                                     long long b) {
-#pragma unroll
-    for (int i = threadIdx.x % MEMBERS; i < COUNT; i += MEMBERS)
-        out[b * COUNT + i] = at < 0 ? T(0) : kept[at * COUNT + i];
-}
-
 // Thread 0 of every block, behind the block's barrier: the last to come steps the clock on for all.
 __device__ inline void arrive(unsigned long long* clock, unsigned long long now) {
     if (!arrives_last(reinterpret_cast<unsigned*>(clock + 1), gridDim.x)) return;
@@ -45,7 +36,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __shared__ unsigned long long ends[TOP], of_warps[THREADS / WARP_LANES];
     __shared__ float shared[THREADS / WARP_LANES];
     __shared__ unsigned inverse;  // of the bits of the smallest priority
-    const bool speaks = threadIdx.x % MEMBERS == 0;
+    const int member = threadIdx.x % MEMBERS;
+    const bool speaks = member == 0;
     wait_for_grid_in_front();
     let_next_grid_begin();
     const unsigned long long now = clock[0];
@@ -94,10 +86,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             window = window_at<STEPS>(leaf, newest, slots, envs, gamma, kept_reward, kept_mark);
             taken = kept_mark[leaf] >> ACTION_SHIFT;
         }
-        gather_fields<FLOATS>(kept_floats, leaf, state_floats, b);
-        gather_fields<INTS>(kept_ints, leaf, state_ints, b);
-        gather_fields<FLOATS>(kept_next_floats, window.last, next_floats, b);
-        gather_fields<INTS>(kept_next_ints, window.last, next_ints, b);
+        gather_fields<FLOATS, MEMBERS>(kept_floats, leaf, state_floats, b, member);
+        gather_fields<INTS, MEMBERS>(kept_ints, leaf, state_ints, b, member);
+        gather_fields<FLOATS, MEMBERS>(kept_next_floats, window.last, next_floats, b, member);
+        gather_fields<INTS, MEMBERS>(kept_next_ints, window.last, next_ints, b, member);
         if (!speaks) continue;
         action[b] = taken;
         reward[b] = window.reward;

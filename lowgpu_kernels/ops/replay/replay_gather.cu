@@ -7,14 +7,6 @@
 
 constexpr int THREADS = LG_THREADS, STEPS = LG_STEPS, FLOATS = LG_FLOATS, INTS = LG_INTS;
 
-// Row `at` of `kept`, or zeros below 0, to row b.
-template <int COUNT, typename T>
-__device__ inline void gather_fields(const T* __restrict__ kept, long long at, T* __restrict__ out,
-                                     long long b) {
-#pragma unroll(COUNT < 8 ? COUNT : 8)
-    for (int i = 0; i < COUNT; ++i) out[b * COUNT + i] = at < 0 ? T(0) : kept[at * COUNT + i];
-}
-
 // One block an SM would do: without the 1, ptxas saves on registers and spills around a division.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     replay_gather_kernel(const int* __restrict__ index, const int* __restrict__ head,
@@ -50,10 +42,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         window = window_at<STEPS>(i, head[0], slots, envs, gamma, kept_reward, kept_mark);
         taken = kept_mark[i] >> ACTION_SHIFT;
     }
-    gather_fields<FLOATS>(kept_floats, i, state_floats, b);
-    gather_fields<INTS>(kept_ints, i, state_ints, b);
-    gather_fields<FLOATS>(kept_next_floats, window.last, next_floats, b);
-    gather_fields<INTS>(kept_next_ints, window.last, next_ints, b);
+    gather_fields<FLOATS, 1>(kept_floats, i, state_floats, b);
+    gather_fields<INTS, 1>(kept_ints, i, state_ints, b);
+    gather_fields<FLOATS, 1>(kept_next_floats, window.last, next_floats, b);
+    gather_fields<INTS, 1>(kept_next_ints, window.last, next_ints, b);
     action[b] = taken;
     reward[b] = window.reward;
     discount[b] = window.discount;
